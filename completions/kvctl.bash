@@ -6,7 +6,7 @@ _kvctl() {
     [[ $previous == = ]] && previous=${COMP_WORDS[COMP_CWORD-2]}
     for ((i = 1; i < COMP_CWORD; i++)); do
         case ${COMP_WORDS[i]} in
-            --output|-o|--color|--timeout|--runtime-dir|--socket|--config) [[ ${COMP_WORDS[i+1]} == = ]] && ((i++)); ((i++)) ;;
+            --output|-o|--color|--timeout|--runtime-dir|--socket|--host|--context|--config) [[ ${COMP_WORDS[i+1]} == = ]] && ((i++)); ((i++)) ;;
             -*) ;;
             *) command=${COMP_WORDS[i]}; break ;;
         esac
@@ -17,10 +17,14 @@ _kvctl() {
         doctor:--from) COMPREPLY=($(compgen -f -- "$current")); return ;;
         doctor:--to) COMPREPLY=($(compgen -f -- "$current")); return ;;
         engines:--state) COMPREPLY=($(compgen -W "ready partial gone unreachable" -- "$current")); return ;;
+        engines:--role) COMPREPLY=($(compgen -W "prefill decode both" -- "$current")); return ;;
+        engines:--model) COMPREPLY=(); return ;;
+        engines:--sort) COMPREPLY=($(compgen -W "name host model role state newest leases" -- "$current")); return ;;
         engines:--watch|engines:-w) COMPREPLY=(); return ;;
         engines:--output|engines:-o) COMPREPLY=($(compgen -W "table wide json jsonl yaml name" -- "$current")); return ;;
         events:--count|events:--limit|events:-n) COMPREPLY=(); return ;;
         leases:--engine|leases:-e) COMPREPLY=(); return ;;
+        leases:--sort) COMPREPLY=($(compgen -W "age left blocks engine host" -- "$current")); return ;;
         leases:--watch|leases:-w) COMPREPLY=(); return ;;
         slow:--since) COMPREPLY=(); return ;;
         slow:--engine|slow:-e) COMPREPLY=(); return ;;
@@ -29,6 +33,7 @@ _kvctl() {
         slow:--last|slow:--limit|slow:-n) COMPREPLY=(); return ;;
         slow:--from) COMPREPLY=(); return ;;
         slow:--watch|slow:-w) COMPREPLY=(); return ;;
+        status:--sort) COMPREPLY=($(compgen -W "host version state started engines not-ready peers leases transfers misses" -- "$current")); return ;;
         status:--watch|status:-w) COMPREPLY=(); return ;;
         trace:--last|trace:--limit|trace:-n) COMPREPLY=(); return ;;
         trace:--engine|trace:-e) COMPREPLY=(); return ;;
@@ -56,6 +61,7 @@ _kvctl() {
         transfers:--watch|transfers:-w) COMPREPLY=(); return ;;
         transfers:--output|transfers:-o) COMPREPLY=($(compgen -W "table wide json jsonl yaml name" -- "$current")); return ;;
         workers:--engine|workers:-e) COMPREPLY=(); return ;;
+        workers:--sort) COMPREPLY=($(compgen -W "engine host state heard memory" -- "$current")); return ;;
         workers:--watch|workers:-w) COMPREPLY=(); return ;;
         workers:--output|workers:-o) COMPREPLY=($(compgen -W "table wide json jsonl yaml name" -- "$current")); return ;;
         describe-topology:--model|describe-topology:-m) COMPREPLY=(); return ;;
@@ -135,108 +141,113 @@ _kvctl() {
         *:--timeout) COMPREPLY=(); return ;;
         *:--runtime-dir) COMPREPLY=($(compgen -f -- "$current")); return ;;
         *:--socket) COMPREPLY=($(compgen -f -- "$current")); return ;;
+        *:--host) COMPREPLY=(); return ;;
+        *:--context) COMPREPLY=(); return ;;
         *:--config) COMPREPLY=($(compgen -f -- "$current")); return ;;
     esac
     local options= words=
     case $command in
         '')
-            options='--version --output --color --timeout --runtime-dir --socket --config --help'
-            words='bundle doctor engines events explain leases slow status top trace transfer transfers workers describe-topology diff export-geometry probe benchmark replay serve demo force-miss verify connector-config drain install-files keys ports wait completion schema version' ;;
+            options='--version --output --color --timeout --runtime-dir --socket --host --context --config --help'
+            words='bundle doctor engines events explain leases slow status top trace transfer transfers workers describe-topology diff export-geometry probe benchmark replay serve demo force-miss verify connector-config context drain install-files keys ports wait completion schema version' ;;
         bundle)
-            options='--last --limit --kvd-config --output --color --timeout --runtime-dir --socket --config --help'
+            options='--last --limit --kvd-config --output --color --timeout --runtime-dir --socket --host --context --config --help'
             words='' ;;
         doctor)
-            options='--quick --from --to --output --color --timeout --runtime-dir --socket --config --help'
+            options='--quick --from --to --output --color --timeout --runtime-dir --socket --host --context --config --help'
             words='' ;;
         engines)
-            options='--state --local --watch --output --color --timeout --runtime-dir --socket --config --help'
+            options='--state --role --model --local --sort --fleet --watch --output --color --timeout --runtime-dir --socket --host --context --config --help'
             words='' ;;
         events)
-            options='--count --limit --output --color --timeout --runtime-dir --socket --config --help'
+            options='--count --limit --output --color --timeout --runtime-dir --socket --host --context --config --help'
             words='' ;;
         explain)
-            options='--output --color --timeout --runtime-dir --socket --config --help'
-            words='ADVERTISED_HOST_LOOPBACK BAD_PARAMS BETWEEN_STAGES BLOCK_GEOMETRY CHECKSUM_MISMATCH CLAIM_WAIT COMPARING COMPAT_MISMATCH CONNECTOR_REPLACED COPIES_WHILE_POSTING DECODER_REFUSES DESCRIPTOR_STORM DIRECT DISAGGREGATED DOES_NOT_FIT DRAINING ENGINES ENGINE_GONE ENGINE_ID_MISMATCH ENGINE_PARTIAL ENGINE_UNREACHABLE FAIL_OPEN_BUILD FILES FORCED GID HANDSHAKE_ON_PATH HELD_UP IDLE_SOURCES INTERNAL KEYS KEYS_PAIR KEYS_SHARED KEYS_TWICE KEYS_UNREADABLE KEY_EXPECTED KEY_REFUSED KEY_REVOKED KVD KVD-BACKEND KVD-BACKEND-LANDING KVD-BACKEND-METADATA KVD-BACKEND-REFUSED KVD-BACKEND-REGISTER KVD-BACKEND-UNAVAILABLE KVD-BACKEND-UNREACHABLE KVD-BAD-CARD KVD-BAD-ORDER KVD-BAD-PUSH KVD-BAD-QUERY KVD-BUSY KVD-CLIENT KVD-CLIENT-ERROR KVD-CLIENT-PROTOCOL KVD-COMPARE-LIMIT KVD-COMPARE-UNAVAILABLE KVD-CONNECTOR KVD-CONNECTOR-BUILD KVD-CONNECTOR-PARAMS KVD-CONNECTOR-PUSH KVD-CONNECTOR-SETTINGS KVD-CONNECTOR-SUMS KVD-CTL KVD-CTL-CHECK KVD-CTL-PERMISSION KVD-CTL-REFUSED KVD-CTL-TIMEOUT KVD-CTL-UNREACHABLE KVD-CTL-USAGE KVD-DRAINING KVD-ENGINE-CONFLICT KVD-ENGINE-DRAINING KVD-ENGINE-GONE KVD-ENGINE-PARTIAL KVD-ENGINE-UNKNOWN KVD-FORCE-BUSY KVD-FORCE-LATE KVD-FORCE-PART KVD-FORCE-POLICY KVD-FORCE-ROLE KVD-FORCE-UNKNOWN KVD-GEOMETRY KVD-GEOMETRY-BAD KVD-GEOMETRY-LAYER-IN-TWO-GROUPS KVD-GEOMETRY-UNEVEN KVD-GEOMETRY-UNKNOWN-SHAPE KVD-INCOMPATIBLE KVD-INTERNAL KVD-KEY-REVOKED KVD-LEASE-UNKNOWN KVD-LEDGER KVD-NO-ENGINE KVD-NO-WAY-BACK KVD-NOT-DESCRIBED KVD-NOT-HERE KVD-NOT-OWNER KVD-NOT-PERMITTED KVD-NOT-REGISTERED KVD-NOT-TAKEN KVD-NOT-YOUR-ENGINE KVD-ORDER-UNKNOWN KVD-OWN-GENERATION KVD-PEER-ADDRESS KVD-PEER-CARD KVD-PEER-CONTRADICTION KVD-PEER-GENERATION KVD-PEER-PROTOCOL KVD-PEER-UNREACHABLE KVD-PROTOCOL KVD-QUESTION-TOO-LONG KVD-RANK-TAKEN KVD-RANK-UNKNOWN KVD-STOCK-GARBAGE KVD-STOCK-MODEL KVD-STOCK-SILENT KVD-STOCK-UNREACHABLE KVD-TIMEOUT KVD-TOO-LARGE KVD-TOO-MANY KVD-TOO-MANY-READERS KVD-TOPOLOGY KVD-TOPOLOGY-BLOCKS KVD-TOPOLOGY-CHECKSUM KVD-TOPOLOGY-FIELD KVD-TOPOLOGY-LAYER KVD-TOPOLOGY-NOT-COVERED KVD-TOPOLOGY-OWN-ENGINE KVD-TOPOLOGY-TOO-MUCH KVD-TOPOLOGY-UNKNOWN-ENGINE KVD-TRACE KVD-TRACE-BAD KVD-TRACE-CUT KVD-TRACE-LARGE KVD-TRACE-NONE KVD-TRACE-VERSION KVD-UNENCODABLE KVD-UNREACHABLE KVD-WIRE KVD-WIRE-MALFORMED KVD-WIRE-UNKNOWN KVD-WIRE-VERSION KVD-WORKER-AWAY KVD-ZMTP KVD_DRAINING KVD_LOSSES KVD_PACE KVD_SLOW KVD_VERSION LATELY LAYERS_APART LAYOUT_MISMATCH LEASE_ENDED LEDGER_AWAY LEDGER_DAMAGED LISTENER LISTENER_DEAD LOADS_MISS LOAD_FAILURE_FAIL LONG_TAIL MANY_SMALL_COPIES MEMLOCK MISSES MODEL_UNKNOWN MOONCAKE NIXL NOBODY_ASKS NOT_ANSWERED NOT_DISAGGREGATED NOT_KEPT NOT_PUSHED NOT_SHOWN NO_KVD NO_PARAMS OTHER_PARAMS PAIR PAIRS PEERS PEER_AWAY PEER_DOWN PEER_GONE PEER_MEMORY PEER_REFUSED PEER_REINCARNATED PEER_UNTRUSTED PLAN_COST POLICY_FAIL PORT_CLASH PORT_EPHEMERAL PORT_SHARED PORT_TAKEN PORT_TWICE PREFILLER_ENDED PREFILLER_KEEPS_NOTHING PREFILL_ENDED PROMPT_MISMATCH PROMPT_UNCHECKED PTRACE QUEUE_WAIT RANK_NOT_REGISTERED RDMA RDMA_PORT REFUSED REPEATED_READS REQUEST_OVER RETRIES ROLES ROUTER_ASKS_FOR_NO_HANDOVER ROUTER_ASKS_NO_PREFILLER ROUTER_DROPS_PARAMS ROUTER_PASSES_BY SHARED_MEMORY SHUTDOWN SLOW_PATH STOCK_MODEL STOCK_PAIR STRAGGLER TOO_LATE TP_UNSUPPORTED TRANSFERS TRANSFER_FAILED TWO_LIBNL UCX_NO_CUDA UCX_TWO_COPIES UNCLAIMED UNEVEN_LOAD UNKNOWN UNUSED VERSION_SKEW WAITS_FOR_PREFILL WEIGHTS_UNKNOWN WINDOW_PARTIAL_BLOCK WORKER_SILENT' ;;
+            options='--output --color --timeout --runtime-dir --socket --host --context --config --help'
+            words='ADVERTISED_HOST_LOOPBACK BAD_PARAMS BETWEEN_STAGES BLOCK_GEOMETRY CHECKSUM_MISMATCH CLAIM_WAIT COMPARING COMPAT_MISMATCH CONNECTOR_REPLACED COPIES_WHILE_POSTING DECODER_REFUSES DESCRIPTOR_STORM DIRECT DISAGGREGATED DOES_NOT_FIT DRAINING ENGINES ENGINE_GONE ENGINE_ID_MISMATCH ENGINE_PARTIAL ENGINE_UNREACHABLE FAIL_OPEN_BUILD FILES FORCED GID HANDSHAKE_ON_PATH HELD_UP IDLE_SOURCES INTERNAL KEYS KEYS_PAIR KEYS_SHARED KEYS_TWICE KEYS_UNREADABLE KEY_EXPECTED KEY_REFUSED KEY_REVOKED KVD KVD-BACKEND KVD-BACKEND-LANDING KVD-BACKEND-METADATA KVD-BACKEND-REFUSED KVD-BACKEND-REGISTER KVD-BACKEND-UNAVAILABLE KVD-BACKEND-UNREACHABLE KVD-BAD-CARD KVD-BAD-ORDER KVD-BAD-PUSH KVD-BAD-QUERY KVD-BUSY KVD-CLIENT KVD-CLIENT-ERROR KVD-CLIENT-PROTOCOL KVD-COMPARE-LIMIT KVD-COMPARE-UNAVAILABLE KVD-CONNECTOR KVD-CONNECTOR-BUILD KVD-CONNECTOR-PARAMS KVD-CONNECTOR-PUSH KVD-CONNECTOR-SETTINGS KVD-CONNECTOR-SUMS KVD-CTL KVD-CTL-CHECK KVD-CTL-PERMISSION KVD-CTL-REFUSED KVD-CTL-TIMEOUT KVD-CTL-UNANSWERED KVD-CTL-UNREACHABLE KVD-CTL-USAGE KVD-DRAINING KVD-ENGINE-CONFLICT KVD-ENGINE-DRAINING KVD-ENGINE-GONE KVD-ENGINE-PARTIAL KVD-ENGINE-UNKNOWN KVD-FORCE-BUSY KVD-FORCE-LATE KVD-FORCE-PART KVD-FORCE-POLICY KVD-FORCE-ROLE KVD-FORCE-UNKNOWN KVD-GEOMETRY KVD-GEOMETRY-BAD KVD-GEOMETRY-LAYER-IN-TWO-GROUPS KVD-GEOMETRY-UNEVEN KVD-GEOMETRY-UNKNOWN-SHAPE KVD-INCOMPATIBLE KVD-INTERNAL KVD-KEY-NOT-TRUSTED KVD-KEY-REVOKED KVD-LEASE-UNKNOWN KVD-LEDGER KVD-NO-ENGINE KVD-NO-WAY-BACK KVD-NOT-DESCRIBED KVD-NOT-HERE KVD-NOT-OWNER KVD-NOT-PERMITTED KVD-NOT-REGISTERED KVD-NOT-TAKEN KVD-NOT-YOUR-ENGINE KVD-ORDER-UNKNOWN KVD-OWN-GENERATION KVD-PEER-ADDRESS KVD-PEER-CARD KVD-PEER-CONTRADICTION KVD-PEER-GENERATION KVD-PEER-PROTOCOL KVD-PEER-UNREACHABLE KVD-PROTOCOL KVD-QUESTION-TOO-LONG KVD-RANK-TAKEN KVD-RANK-UNKNOWN KVD-STOCK-GARBAGE KVD-STOCK-MODEL KVD-STOCK-SILENT KVD-STOCK-UNREACHABLE KVD-TIMEOUT KVD-TOO-LARGE KVD-TOO-MANY KVD-TOO-MANY-READERS KVD-TOPOLOGY KVD-TOPOLOGY-BLOCKS KVD-TOPOLOGY-CHECKSUM KVD-TOPOLOGY-FIELD KVD-TOPOLOGY-LAYER KVD-TOPOLOGY-NOT-COVERED KVD-TOPOLOGY-OWN-ENGINE KVD-TOPOLOGY-TOO-MUCH KVD-TOPOLOGY-UNKNOWN-ENGINE KVD-TRACE KVD-TRACE-BAD KVD-TRACE-CUT KVD-TRACE-LARGE KVD-TRACE-NONE KVD-TRACE-VERSION KVD-UNENCODABLE KVD-UNREACHABLE KVD-WIRE KVD-WIRE-MALFORMED KVD-WIRE-UNKNOWN KVD-WIRE-VERSION KVD-WORKER-AWAY KVD-ZMTP KVD_DRAINING KVD_LOSSES KVD_PACE KVD_SLOW KVD_VERSION LATELY LAYERS_APART LAYOUT_MISMATCH LEASE_ENDED LEDGER_AWAY LEDGER_DAMAGED LISTENER LISTENER_DEAD LOADS_MISS LOAD_FAILURE_FAIL LONG_TAIL MANY_SMALL_COPIES MEMLOCK MISSES MODEL_UNKNOWN MOONCAKE NIXL NOBODY_ASKS NOT_ANSWERED NOT_DISAGGREGATED NOT_KEPT NOT_PUSHED NOT_SHOWN NO_KVD NO_PARAMS OTHER_PARAMS PAIR PAIRS PEERS PEER_AWAY PEER_DOWN PEER_GONE PEER_MEMORY PEER_REFUSED PEER_REINCARNATED PEER_UNTRUSTED PLAN_COST POLICY_FAIL PORT_CLASH PORT_EPHEMERAL PORT_SHARED PORT_TAKEN PORT_TWICE PREFILLER_ENDED PREFILLER_KEEPS_NOTHING PREFILL_ENDED PROMPT_MISMATCH PROMPT_UNCHECKED PTRACE QUEUE_WAIT RANK_NOT_REGISTERED RDMA RDMA_PORT REFUSED REPEATED_READS REQUEST_OVER RETRIES ROLES ROUTER_ASKS_FOR_NO_HANDOVER ROUTER_ASKS_NO_PREFILLER ROUTER_DROPS_PARAMS ROUTER_PASSES_BY SHARED_MEMORY SHUTDOWN SLOW_PATH STOCK_MODEL STOCK_PAIR STRAGGLER TOO_LATE TP_UNSUPPORTED TRANSFERS TRANSFER_FAILED TWO_LIBNL UCX_NO_CUDA UCX_TWO_COPIES UNCLAIMED UNEVEN_LOAD UNKNOWN UNUSED VERSION_SKEW WAITS_FOR_PREFILL WEIGHTS_UNKNOWN WINDOW_PARTIAL_BLOCK WORKER_SILENT' ;;
         leases)
-            options='--engine --unclaimed --watch --output --color --timeout --runtime-dir --socket --config --help --yes'
+            options='--engine --unclaimed --sort --fleet --watch --output --color --timeout --runtime-dir --socket --host --context --config --help --yes'
             words='release' ;;
         slow)
-            options='--since --engine --peer --backend --last --limit --from --watch --output --color --timeout --runtime-dir --socket --config --help'
+            options='--since --engine --peer --backend --last --limit --from --fleet --watch --output --color --timeout --runtime-dir --socket --host --context --config --help'
             words='' ;;
         status)
-            options='--watch --output --color --timeout --runtime-dir --socket --config --help'
+            options='--fleet --sort --watch --output --color --timeout --runtime-dir --socket --host --context --config --help'
             words='' ;;
         top)
-            options='--once --output --color --timeout --runtime-dir --socket --config --help'
+            options='--once --output --color --timeout --runtime-dir --socket --host --context --config --help'
             words='' ;;
         trace)
-            options='--help --last --limit --engine --peer --request --state --backend --since --slower-than --hash-requests --output --color --timeout --runtime-dir --socket --config --name --replace'
+            options='--help --last --limit --engine --peer --request --state --backend --since --slower-than --hash-requests --output --color --timeout --runtime-dir --socket --host --context --config --name --replace'
             words='export import show' ;;
         transfer)
-            options='--from --output --color --timeout --runtime-dir --socket --config --help'
+            options='--from --output --color --timeout --runtime-dir --socket --host --context --config --help'
             words='' ;;
         transfers)
-            options='--last --limit --engine --peer --request --state --code --backend --checksum --since --slower-than --sort --by --from --watch --output --color --timeout --runtime-dir --socket --config --help'
+            options='--last --limit --engine --peer --request --state --code --backend --checksum --since --slower-than --sort --by --from --fleet --watch --output --color --timeout --runtime-dir --socket --host --context --config --help'
             words='' ;;
         workers)
-            options='--engine --watch --output --color --timeout --runtime-dir --socket --config --help'
+            options='--engine --sort --fleet --watch --output --color --timeout --runtime-dir --socket --host --context --config --help'
             words='' ;;
         describe-topology)
-            options='--model --local --to --remote --from --tokens --bandwidth --watch --output --color --timeout --runtime-dir --socket --config --help'
+            options='--model --local --to --remote --from --tokens --bandwidth --watch --output --color --timeout --runtime-dir --socket --host --context --config --help'
             words='' ;;
         diff)
-            options='--output --color --timeout --runtime-dir --socket --config --help'
+            options='--output --color --timeout --runtime-dir --socket --host --context --config --help'
             words='' ;;
         export-geometry)
-            options='--output --color --timeout --runtime-dir --socket --config --help'
+            options='--output --color --timeout --runtime-dir --socket --host --context --config --help'
             words='' ;;
         probe)
-            options='--count --output --color --timeout --runtime-dir --socket --config --help'
+            options='--count --output --color --timeout --runtime-dir --socket --host --context --config --help'
             words='' ;;
         benchmark)
-            options='--model --local --remote --backend --operation --tokens --concurrency --fragmentation --rounds --memory --device --quick --no-verify --handshake --plot --report --to --key-file --output --color --timeout --runtime-dir --socket --config --help'
+            options='--model --local --remote --backend --operation --tokens --concurrency --fragmentation --rounds --memory --device --quick --no-verify --handshake --plot --report --to --key-file --output --color --timeout --runtime-dir --socket --host --context --config --help'
             words='' ;;
         replay)
-            options='--backend --no-coalesce --env --speed --concurrency --limit --scale --memory --no-verify --to --key-file --report --output --color --timeout --runtime-dir --socket --config --help'
+            options='--backend --no-coalesce --env --speed --concurrency --limit --scale --memory --no-verify --to --key-file --report --output --color --timeout --runtime-dir --socket --host --context --config --help'
             words='' ;;
         serve)
-            options='--memory --device --key-file --output --color --timeout --runtime-dir --socket --config --help'
+            options='--memory --device --key-file --output --color --timeout --runtime-dir --socket --host --context --config --help'
             words='' ;;
         demo)
-            options='--mode --backend --simulate --keep --loop --dir --keep-files --output --color --timeout --runtime-dir --socket --config --help'
+            options='--mode --backend --simulate --keep --loop --dir --keep-files --output --color --timeout --runtime-dir --socket --host --context --config --help'
             words='' ;;
         force-miss)
-            options='--engine --waiting --next --ratio --seed --for --when --group --layer --rank --yes --wait --order --clear --output --color --timeout --runtime-dir --socket --config --help'
+            options='--engine --waiting --next --ratio --seed --for --when --group --layer --rank --yes --wait --order --clear --output --color --timeout --runtime-dir --socket --host --context --config --help'
             words='' ;;
         verify)
-            options='--endpoint --prefill --router --engine --model --prompts --prompt-tokens --max-tokens --when --yes --output --color --timeout --runtime-dir --socket --config --help'
+            options='--endpoint --prefill --router --engine --model --prompts --prompt-tokens --max-tokens --when --yes --output --color --timeout --runtime-dir --socket --host --context --config --help'
             words='' ;;
         connector-config)
-            options='--role --engine-id --policy --backend --mode --set --output --color --timeout --runtime-dir --socket --config --help'
+            options='--role --engine-id --policy --backend --mode --set --output --color --timeout --runtime-dir --socket --host --context --config --help'
             words='' ;;
+        context)
+            options='--help --output --color --timeout --runtime-dir --socket --host --context --config --none'
+            words='list show use' ;;
         drain)
-            options='--wait --undo --grace --output --color --timeout --runtime-dir --socket --config --help'
+            options='--wait --undo --grace --output --color --timeout --runtime-dir --socket --host --context --config --help'
             words='ENGINE HOST' ;;
         install-files)
-            options='--prefix --dry-run --root --programs --output --color --timeout --runtime-dir --socket --config --help'
+            options='--prefix --dry-run --root --programs --output --color --timeout --runtime-dir --socket --host --context --config --help'
             words='' ;;
         keys)
-            options='--help --key-file --list --output --color --timeout --runtime-dir --socket --config --replace'
+            options='--help --key-file --list --output --color --timeout --runtime-dir --socket --host --context --config --replace'
             words='generate revoke show trust' ;;
         ports)
-            options='--all --kvd-config --output --color --timeout --runtime-dir --socket --config --help'
+            options='--all --kvd-config --output --color --timeout --runtime-dir --socket --host --context --config --help'
             words='' ;;
         wait)
-            options='--for --output --color --timeout --runtime-dir --socket --config --help'
+            options='--for --output --color --timeout --runtime-dir --socket --host --context --config --help'
             words='kvd engine/ID...' ;;
         completion)
             options='--help'
             words='bash zsh fish' ;;
         schema)
-            options='--output --color --timeout --runtime-dir --socket --config --help'
-            words='Awaited Benchmark Bundle Bundled Check ClearedOrders CodeName Codes ConnectorConfig Demo DemoRequest Diff Doctor Drains Engine EngineDrain Engines Error Event Explanation Explanations ForcedMiss ForcedRequest Geometry HandshakeBenchmark HostKeys InstalledFile InstalledFiles KeptTrace KindName Kinds Lease Leases ListeningSocket Pair Ports Probe ReleasedLease ReleasedLeases Replay Slow SlowPair Status Top Topology Trace Traces Transfer TransferGroup TransferGroups Transfers TrustedHost TrustedHosts Verification VerifiedRun Version Wait WholeTransfer Worker Workers' ;;
+            options='--output --color --timeout --runtime-dir --socket --host --context --config --help'
+            words='Awaited Benchmark Bundle Bundled Check ClearedOrders CodeName Codes ConnectorConfig Context Contexts Demo DemoRequest Diff Doctor Drains Engine EngineDrain Engines Error Event Explanation Explanations FleetEngine FleetEngines FleetGroups FleetHost FleetLease FleetLeases FleetSlow FleetSlowPair FleetStatus FleetTransfer FleetTransfers FleetWorker FleetWorkers ForcedMiss ForcedRequest Geometry HandshakeBenchmark HostKeys InstalledFile InstalledFiles KeptTrace KindName Kinds Lease Leases ListeningSocket Pair Ports Probe ReleasedLease ReleasedLeases Replay Slow SlowPair Status Top Topology Trace Traces Transfer TransferGroup TransferGroups Transfers TrustedHost TrustedHosts Verification VerifiedRun Version Wait WholeTransfer Worker Workers' ;;
         version)
-            options='--client --output --color --timeout --runtime-dir --socket --config --help'
+            options='--client --output --color --timeout --runtime-dir --socket --host --context --config --help'
             words='' ;;
     esac
     [[ $current == -* ]] && words=$options

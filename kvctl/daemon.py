@@ -1,13 +1,16 @@
-"""Everything that kvctl says to a kvd: connecting, asking, following events, and what its failures mean here."""
+"""Everything that kvctl says to a kvd, of this host or another: connecting, asking, and what its failures mean here."""
 
 from __future__ import annotations
 
 import os
 import stat
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import msgspec
 
@@ -17,6 +20,7 @@ from kvctl.errors import (
     DaemonUnreachable,
     KvctlError,
     NotPermitted,
+    PeerTimeout,
     RefusedError,
     UsageError,
 )
@@ -27,13 +31,19 @@ from kvd.wire.frame import Message, kind_of
 from kvd.wire.names import SOCKET_NAME, runtime_dir
 from kvd.wire.outcomes import GetOutcomes, OutcomeRow, Outcomes
 
+if TYPE_CHECKING:
+    from kvctl.fleet.asking import FleetAnswers
+    from kvctl.fleet.known import KnownHosts
+    from kvd.client.remote import RemoteKvd, RemoteOperator
+
+T = TypeVar("T")
 Answer = TypeVar("Answer", bound=Message)
 Page = TypeVar("Page", query.EngineList, query.WorkerList, Outcomes)
 _Paged: TypeAlias = query.ListEngines | query.ListWorkers | GetOutcomes
 
 
 def directory(settings: Settings) -> Path:
-    """The runtime directory of the kvd to talk to. Raises `UsageError` for an address that is not its local socket."""
+    """The runtime directory of this host's kvd. Raises `UsageError` for an address that is not its local socket."""
     if settings.socket is None:
         return runtime_dir(settings.runtime_dir)
     path = Path(settings.socket.removeprefix("ipc://"))
@@ -48,14 +58,86 @@ def directory(settings: Settings) -> Path:
 
 
 @contextmanager
-def connected(settings: Settings) -> Iterator[Operator]:
-    """A connection to the kvd; whatever goes wrong in the block with it comes out as a `KvctlError`."""
+def connected(settings: Settings) -> Iterator[Operator | RemoteOperator]:
+    """A connection to the kvd, of this host or of --host; what goes wrong in the block comes out as a `KvctlError`."""
+    if settings.host is None and settings.remote is None:
+        with connected_here(settings) as operator:
+            yield operator
+        return
+    from kvd.client.remote import RemoteOperator
+
+    kvd = settings.remote or known_hosts(settings).of(str(settings.host))
+    try:
+        with RemoteOperator(kvd, settings.timeout, settings.deadline) as afar:
+            yield afar
+    except client.ClientError as error:
+        raise _translated_afar(error, kvd) from error
+
+
+@contextmanager
+def connected_here(settings: Settings) -> Iterator[Operator]:
+    """The same to the kvd of this host alone, which also has events. Raises `UsageError` for --host."""
+    refuse_afar(settings)
     place = directory(settings)
     try:
         with connect(place, settings.timeout) as operator:
             yield operator
     except client.ClientError as error:
         raise _translated(error, place) from error
+
+
+def where(settings: Settings) -> str:
+    """The kvd that is asked, as somebody would name it."""
+    return settings.host if settings.host is not None else str(directory(settings))
+
+
+def refuse_afar(settings: Settings) -> None:
+    """Raise `UsageError` where --host names another host: what is to be done here is done on its own host alone."""
+    if settings.host is not None:
+        raise UsageError(
+            f"--host {settings.host}: this command is about its own host alone",
+            "leave --host and KVCTL_HOST out, or type it on that host",
+        )
+
+
+def known_hosts(settings: Settings) -> KnownHosts:
+    """The hosts of the context in use, else those that this host's kvd knows. Raises `KvctlError`."""
+    from kvctl.fleet import contexts, known
+
+    if name := settings.context or contexts.in_use():
+        return known.of_context(name, contexts.named(name))
+    with connected_here(replace(settings, host=None)) as operator:
+        return known.of_kvd(put(operator, query.GetStatus(), query.KvdStatus))
+
+
+def fleet(settings: Settings, fetch: Callable[[Settings], T]) -> FleetAnswers[T]:
+    """What ``fetch`` gives for each known host, asked side by side by one deadline. Raises `KvctlError`.
+
+    This host's kvd is asked over its own socket where no context is in use.
+    """
+    from kvctl.fleet.asking import FLEET_SECONDS, side_by_side
+    from kvd.addresses import join_address
+
+    if settings.host is not None:
+        raise UsageError("--fleet asks all hosts, and --host one", "leave one of them out")
+    seconds = settings.timeout if settings.timeout_given else FLEET_SECONDS
+    deadline = time.monotonic() + seconds
+    hosts = known_hosts(replace(settings, timeout=seconds))
+    common = replace(settings, timeout=seconds, deadline=deadline)
+    asked: dict[str, Callable[[], T]] = {}
+    if hosts.own is not None:
+        asked[join_address(*hosts.own)] = partial(fetch, common)
+    for place in hosts.places:
+        asked[join_address(*place)] = partial(_fetch_from, hosts, place, common, fetch)
+    if not asked:
+        raise UsageError(f"{hosts.source} knows no host", "kvctl context --help says how to name some")
+    return side_by_side(asked, deadline)
+
+
+def _fetch_from(
+    hosts: KnownHosts, place: tuple[str, int], settings: Settings, fetch: Callable[[Settings], T]
+) -> T:
+    return fetch(replace(settings, remote=hosts.at(place)))
 
 
 def ask(settings: Settings, message: Message, answer: type[Answer]) -> Answer:
@@ -98,7 +180,7 @@ def hidden(count: int, what: str) -> str:
     return f"{count} {what}: kvd's setting access.read is own; {who}"
 
 
-def put(operator: Operator, message: Message, answer: type[Answer]) -> Answer:
+def put(operator: Operator | RemoteOperator, message: Message, answer: type[Answer]) -> Answer:
     """One question on an open connection. Raises `kvd.client.errors.ClientError`, also when the answer is another."""
     got = operator.ask(message)
     if not isinstance(got, answer):
@@ -130,11 +212,28 @@ _HINTS = {
 """What to do about refusals that say nothing of it themselves."""
 
 
-def _translated(error: client.ClientError, place: Path) -> KvctlError:
-    if isinstance(error, client.RefusedByDaemon) and error.code in _MEANINGS:
+def _refused(error: client.ClientError) -> KvctlError | None:
+    """What a refusal of kvd's means here; None of what is none, or of a message that it cannot read."""
+    if not isinstance(error, client.RefusedByDaemon) or error.code.startswith("KVD-WIRE"):
+        return None
+    if error.code in _MEANINGS:
         return _MEANINGS[error.code](error.message, error.hint, error.code)
-    if isinstance(error, client.RefusedByDaemon) and not error.code.startswith("KVD-WIRE"):
-        return RefusedError(error.message, error.hint or _HINTS.get(error.code, ""), error.code)
+    return RefusedError(error.message, error.hint or _HINTS.get(error.code, ""), error.code)
+
+
+def _translated_afar(error: client.ClientError, kvd: RemoteKvd) -> KvctlError:
+    if error.code == "KVD-NOT-HERE":
+        return RefusedError(
+            f"the kvd at {kvd.place} is not asked that from another host", "type it on that host", error.code
+        )
+    if isinstance(error, client.KeyNotTrusted):
+        return NotPermitted(error.message, error.hint, error.code)
+    return _refused(error) or PeerTimeout(error.message, error.hint, error.code)
+
+
+def _translated(error: client.ClientError, place: Path) -> KvctlError:
+    if refused := _refused(error):
+        return refused
     if isinstance(error, client.SocketNotPermitted):
         return NotPermitted(error.message, _who_may(place), error.code)
     return DaemonUnreachable(error.message, error.hint, error.code)

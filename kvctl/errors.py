@@ -65,6 +65,12 @@ class PeerTimeout(KvctlError):
     exit_code = 4
 
 
+class HostsUnanswered(PeerTimeout):
+    """Some hosts of a fleet did not answer; those that did are shown."""
+
+    code = "KVD-CTL-UNANSWERED"
+
+
 class RefusedError(KvctlError):
     """Refused for safety or policy."""
 

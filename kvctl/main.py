@@ -109,9 +109,9 @@ def _invoke(arguments: list[str]) -> int:
     except typer.TyperException as error:
         path = getattr(getattr(error, "ctx", None), "command_path", "kvctl")
         told = " ".join(error.format_message().split()).rstrip(".")
-        form = told.removeprefix("No such option: --")
+        form = (getattr(error, "option_name", None) or "").removeprefix("--")
         if form in OUTPUT_FORMATS:
-            told += f"; did you mean -o {form}?"
+            told = f"No such option: --{form}; did you mean -o {form}?"
         raise errors.UsageError(told, f"see {path} --help") from None
     return 0
 

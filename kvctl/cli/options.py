@@ -27,6 +27,13 @@ Watch = Annotated[
 ]
 
 
+Fleet = Annotated[
+    bool,
+    typer.Option(
+        "--fleet", help="Ask all known hosts, side by side, for 1.5 s unless --timeout says otherwise."
+    ),
+]
+
 DrawnSettings = Annotated[Settings, DRAWINGS]
 """The settings of a command whose answer can also be had as a drawing."""
 ListSettings = Annotated[Settings, NAMES]
@@ -50,6 +57,8 @@ def _common(drawings: tuple[str, ...]) -> dict[str, inspect.Parameter]:
             option("timeout", "SECONDS", "How long to wait for an answer. [KVCTL_TIMEOUT; 5s]"),
             option("runtime_dir", "DIR", "Directory of kvd's sockets. [KVCTL_RUNTIME_DIR]"),
             option("socket", "ADDRESS", "kvd's socket itself: a path or ipc://... [KVCTL_SOCKET]"),
+            option("host", "HOST[:PORT]", "Ask the kvd of that host. [KVCTL_HOST]"),
+            option("context", "NAME", "Hosts and keys of that context. [KVCTL_CONTEXT; kvctl context]"),
             option("config", "FILE", "Defaults in YAML. [KVCTL_CONFIG; ~/.config/kvctl/config.yaml]"),
         )
     )
@@ -95,13 +104,14 @@ def _unfolded(
     shared = _common(drawings)
 
     @functools.wraps(function)
-    def command(context: typer.Context, **values: Any) -> None:
+    def command(called_in: typer.Context, **values: Any) -> None:
         given = Given(**{name: values.pop(name) for name in shared})
         if "context" in own:
-            values["context"] = context
-        function(**{folded: fold(context, given)}, **values)
+            values["context"] = called_in
+        function(**{folded: fold(called_in, given)}, **values)
 
-    context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+    # Not called context, which is an option.
+    context = inspect.Parameter("called_in", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
     kept = [p.replace(kind=p.KEYWORD_ONLY) for p in own.values() if p.name not in (folded, "context")]
     parameters = [context, *kept, *shared.values()]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

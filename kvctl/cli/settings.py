@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, get_args
 
 from kvctl.cli.parsing import near_misses, one_of, seconds
 from kvctl.errors import UsageError
+
+if TYPE_CHECKING:
+    from kvd.client.remote import RemoteKvd
 
 OutputFormat = Literal["table", "wide", "json", "jsonl", "yaml", "dot", "mermaid", "svg", "name"]
 ColorMode = Literal["auto", "always", "never"]
@@ -44,6 +47,8 @@ class Given:
     timeout: str | None = None
     runtime_dir: str | None = None
     socket: str | None = None
+    host: str | None = None
+    context: str | None = None
     config: str | None = None
     origin: str = "the command line"
 
@@ -61,7 +66,9 @@ class Settings:
     """The settled values. ``timeout`` is in seconds; ``timeout_given`` says that somebody asked for it.
 
     ``socket`` is what --socket or its like named (a path or a ZMQ address), ``runtime_dir`` the directory; both
-    ``None`` means the default of `kvd.wire.names.runtime_dir`.
+    ``None`` means the default of `kvd.wire.names.runtime_dir`. ``host`` is another host whose kvd is asked, and
+    ``context`` names where its keys are. ``remote`` is that kvd once it is known how to ask it, and ``deadline`` when
+    all questions to it are over, in monotonic seconds.
     """
 
     output: OutputFormat = "table"
@@ -70,6 +77,10 @@ class Settings:
     timeout_given: bool = False
     runtime_dir: str | None = None
     socket: str | None = None
+    host: str | None = None
+    context: str | None = None
+    remote: RemoteKvd | None = None
+    deadline: float | None = None
 
 
 KEYS = tuple(f.name for f in fields(Given) if f.name not in ("config", "origin"))
@@ -84,6 +95,8 @@ def resolve(flags: Iterable[Given], environ: Mapping[str, str], drawings: tuple[
     given = (*flags, _from_environment(environ))
     levels = (*given, _from_file(_first(given, "config"), environ))
     where = next((level for level in levels if level.socket or level.runtime_dir), Given())
+    # A --runtime-dir must not lose to a KVCTL_HOST either; beside a host it says which kvd knows the keys.
+    asked = next((level for level in levels if level.host or level.socket or level.runtime_dir), Given())
     color = _settled(levels, "color", one_of(*COLOR_MODES)) or "auto"
     if color == "auto" and environ.get("NO_COLOR"):
         color = "never"
@@ -97,6 +110,8 @@ def resolve(flags: Iterable[Given], environ: Mapping[str, str], drawings: tuple[
         # One level decides where the daemon is: a --runtime-dir must not lose to a KVCTL_SOCKET.
         runtime_dir=None if where.socket else where.runtime_dir,
         socket=where.socket,
+        host=asked.host,
+        context=_settled(levels, "context", str),
     )
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
+from kvctl import daemon
 from kvctl.cli.option_kinds import number
 from kvctl.cli.settings import Settings
 from kvctl.errors import KvctlError, RefusedError
@@ -61,6 +62,7 @@ def bundle(
     from kvctl.doctor.evidence import gathered
 
     made, host = datetime.now(UTC), socket.gethostname()
+    daemon.refuse_afar(settings)
     path = Path(file or f"kvctl-bundle-{host}-{made:%Y%m%dT%H%M%SZ}.tar.gz").expanduser()
     _refuse_special(path)
     found = list(gathered(settings, last or LAST, Path(kvd_config or CONFIG).expanduser()))

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from kvctl import daemon
 from kvctl.cli.settings import Settings
 from kvctl.doctor.whole import whole_checks
 from kvctl.errors import UsageError
@@ -43,6 +44,7 @@ def doctor(
     if from_ or to:
         _show(list(_stock_pair(settings, from_, to)), settings)
         return
+    daemon.refuse_afar(settings)
     _show(whole_checks(settings, quick=quick), settings)
 
 

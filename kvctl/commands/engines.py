@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Annotated, Any, TypeVar, get_args
 
 import typer
 
 from kvctl import daemon
 from kvctl.cli.option_kinds import choice
-from kvctl.cli.options import ListSettings, Watch
+from kvctl.cli.options import Fleet, ListSettings, Watch
 from kvctl.cli.settings import Settings
 from kvctl.cli.talk import say
-from kvctl.views.engines import Engines, engine_document
+from kvctl.views.engines import EngineDocument, Engines, endpoint_name, engine_document
+from kvctl.views.fleet.engines import FleetEngines, fleet_engine
+from kvctl.views.fleet.unanswered import asked, show_fleet
 from kvctl.views.output import show_repeatedly
+from kvd.wire.identity import Role
 from kvd.wire.outcomes import GetOutcomes, OutcomeCount
+from kvd.wire.query import EngineRow
 
 SECTION = "Look"
 EXAMPLES = (
@@ -22,43 +29,108 @@ EXAMPLES = (
     "kvctl engines -o name | xargs -n1 kvctl transfers --engine",
 )
 STATES = ("ready", "partial", "gone", "unreachable")
+SORTS: dict[str, Callable[[EngineDocument], Any]] = {
+    "name": lambda one: one.engine_id,
+    "host": lambda one: (getattr(one, "host", one.endpoint or ""), one.engine_id),
+    "model": lambda one: (one.model, one.engine_id),
+    "role": lambda one: (one.role, one.engine_id),
+    "state": lambda one: (one.state, one.engine_id),
+    "newest": lambda one: -one.since.timestamp(),
+    "leases": lambda one: -one.leases,
+}
+
+Shown = TypeVar("Shown", bound=EngineDocument)
+
+
+@dataclass(frozen=True)
+class _EngineFilter:
+    """Which engines are shown, and in which order; None: all, as they come."""
+
+    state: str | None
+    role: str | None
+    model: str | None
+    local: bool
+    sort: str | None
+
+    def __contains__(self, row: EngineRow) -> bool:
+        return (
+            self.state in (None, row.state)
+            and self.role in (None, row.engine.role)
+            and (self.model is None or fnmatchcase(row.engine.model, self.model))
+            and (row.local or not self.local)
+        )
+
+    def __str__(self) -> str:
+        return " and ".join(filter(None, (self.state, self.role, self.model, "local" * self.local)))
+
+    def in_order(self, engines: Iterable[Shown]) -> tuple[Shown, ...]:
+        """The engines in the order that was asked for."""
+        return tuple(sorted(engines, key=SORTS[self.sort]) if self.sort else engines)
 
 
 def engines(
     settings: ListSettings,
     *,
     state: Annotated[str | None, choice("--state", STATES, help="Only engines in this state.")] = None,
+    role: Annotated[str | None, choice("--role", get_args(Role), help="Only engines of this role.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", metavar="PATTERN", help="Only of this model; * and ? stand for any."),
+    ] = None,
     local: Annotated[bool, typer.Option("--local", help="Only engines of this host.")] = False,
+    sort: Annotated[str | None, choice("--sort", SORTS, help="Which come first. [local ones]")] = None,
+    fleet: Fleet = False,
     watch: Watch = None,
 ) -> None:
     """The engines that kvd knows, local ones and peers'.
 
     With -o wide also generation, place, policy, open leases, what became of the prompts of the last minute's requests,
-    and the engines whose handshake is done.
+    and the engines whose handshake is done. With --fleet each engine of all known hosts, as its own kvd sees it, and
+    what all have in common stands above; exit code 4 where some hosts did not answer.
     """
+    wanted = _EngineFilter(state, role, model, local or fleet, sort)
 
     def fetch() -> Engines:
         rows = daemon.engines(settings)
         if unseen := sum(row.hidden for row in rows):
             names = "engines of other users with their names and states alone"
             say(daemon.hidden(unseen, names))
-        shown = [row for row in rows if (state is None or row.state == state) and (row.local or not local)]
+        shown = [row for row in rows if row in wanted]
         if not shown and watch is None:
-            wanted = " and ".join(filter(None, (state, "local" * local)))
             say(
                 f"none of the {len(rows)} engines that kvd knows is {wanted}"
                 if rows
                 else "kvd knows no engine; kvctl doctor says what an engine needs"
             )
         served = {} if settings.output == "table" else _served(settings)
-        return Engines(
-            engines=tuple(
-                engine_document(row, served.get(row.engine.engine_id, ()) if row.local else ())
-                for row in shown
-            )
+        documents = (
+            engine_document(row, served.get(row.engine.engine_id, ()) if row.local else ()) for row in shown
         )
+        return Engines(engines=wanted.in_order(documents))
 
-    show_repeatedly(fetch, settings, watch)
+    if fleet:
+        show_fleet(lambda: _fleet(settings, wanted), settings, watch)
+    else:
+        show_repeatedly(fetch, settings, watch)
+
+
+def _fleet(settings: Settings, wanted: _EngineFilter) -> FleetEngines:
+    def fetch(of_host: Settings) -> list[tuple[EngineRow, tuple[OutcomeCount, ...]]]:
+        rows = [row for row in daemon.engines(of_host) if row in wanted]
+        served = {} if settings.output == "table" else _served(of_host)
+        return [(row, served.get(row.engine.engine_id, ())) for row in rows]
+
+    found = daemon.fleet(settings, fetch)
+    return FleetEngines(
+        engines=wanted.in_order(
+            fleet_engine(host, engine_document(row, lately))
+            for host, rows in found.answers.items()
+            for row, lately in rows
+            # An engine on several hosts is told of by its home alone.
+            if (home := endpoint_name(row.endpoint)) == host or home not in found.answers
+        ),
+        **asked(found),
+    )
 
 
 def _served(settings: Settings) -> dict[str, tuple[OutcomeCount, ...]]:

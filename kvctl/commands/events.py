@@ -57,7 +57,7 @@ def events(
             say(f"kvd {'is back' if now else 'went away; waiting for it to come back'}")
             gone = not now
 
-    with daemon.connected(settings) as operator:
+    with daemon.connected_here(settings) as operator:
         patience = settings.timeout if settings.timeout_given else None
         stream = operator.events(tuple(kinds or ()), patience, connected)
         # Only a kvd that answers is worth waiting for: a socket alone says nothing of the process behind it.

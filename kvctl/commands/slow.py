@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from kvctl.cli.options import Watch
+from kvctl import daemon
+from kvctl.cli.options import Fleet, Watch
 from kvctl.cli.settings import Settings
+from kvctl.errors import UsageError
 from kvctl.ledger.known import refuse_unknown
 from kvctl.ledger.options import Backend, Engine, From, Peer, Since, last_option, question
 from kvctl.ledger.rows import rows
+from kvctl.views.fleet.slow import FleetSlow, fleet_slow
+from kvctl.views.fleet.unanswered import asked as of_fleet
+from kvctl.views.fleet.unanswered import show_fleet
 from kvctl.views.output import show_repeatedly
 from kvctl.views.slow import Slow, slow_document
 
@@ -18,26 +23,33 @@ EXAMPLES = (
     "kvctl slow --engine decode-0 --peer prefill-1 -o wide",
     "kvctl slow --from incident.trace",
 )
-LAST = 10_000
+LAST, LAST_OF_EACH = 10_000, 1000
 
 
-def slow(
+def slow(  # noqa: PLR0913 (options)
     settings: Settings,
     *,
     since: Since = None,
     engine: Engine = "",
     peer: Peer = "",
     backend: Backend = "",
-    last: Annotated[int | None, last_option(f"Look at so many, the newest ones. [{LAST}]")] = None,
+    last: Annotated[
+        int | None,
+        last_option(f"Look at so many, the newest ones. [{LAST}; with --fleet {LAST_OF_EACH} of each host]"),
+    ] = None,
     source: From = "",
+    fleet: Fleet = False,
     watch: Watch = None,
 ) -> None:
     """What transfers spend their time on, and what to do about it.
 
     One line for each pair of engines and backend; SPENT ON says which part of all their time each stage took. Below
     stands what is worth doing, worst first: kvctl explain CODE says more of each. Exit code 0 also where there is
-    something, 2 where --engine or --peer names an engine that nobody knows, unless it is waited for with --watch.
+    something, 2 where --engine or --peer names an engine that nobody knows, unless it is waited for with --watch. With
+    --fleet of all known hosts; exit code 4 where some did not answer.
     """
+    if fleet and source:
+        raise UsageError("--fleet asks hosts, and --from names a trace", "leave one of them out")
     asked = question(engine=engine, peer=peer, backend=backend, since=since)
 
     def fetch() -> Slow:
@@ -46,4 +58,11 @@ def slow(
             refuse_unknown(settings, source, engine, peer)
         return slow_document(answer)
 
-    show_repeatedly(fetch, settings, watch)
+    def fetch_all() -> FleetSlow:
+        found = daemon.fleet(settings, lambda one: slow_document(rows(one, asked, last or LAST_OF_EACH)))
+        return fleet_slow(found.answers, of_fleet(found))
+
+    if fleet:
+        show_fleet(fetch_all, settings, watch)
+    else:
+        show_repeatedly(fetch, settings, watch)

@@ -47,13 +47,11 @@ def top(
             "the full screen needs textual, which is not installed here",
             "pip install 'kvctl[top]', or kvctl top --once for one plain page",
         )
-    daemon.directory(settings)  # an address that is none is not worth waiting at
+    daemon.where(settings)  # an address that is none is not worth waiting at
     from kvctl.top.app import Watched, watch
 
     patient = replace(settings, timeout=min(settings.timeout, PATIENCE))
     watch(
-        Watched(
-            look=partial(look, patient), whole=partial(whole, patient), where=str(daemon.directory(settings))
-        ),
+        Watched(look=partial(look, patient), whole=partial(whole, patient), where=daemon.where(settings)),
         color=settings.color != "never",
     )

@@ -6,14 +6,20 @@ from typing import Annotated
 
 import msgspec
 
+from kvctl import daemon
 from kvctl.cli.option_kinds import choice
-from kvctl.cli.options import ListSettings, Watch
+from kvctl.cli.options import Fleet, ListSettings, Watch
 from kvctl.cli.parsing import near_misses, typed_duration
 from kvctl.cli.talk import say
+from kvctl.errors import UsageError
+from kvctl.fleet.asking import FleetAnswers
 from kvctl.ledger import options
 from kvctl.ledger.known import refuse_unknown
 from kvctl.ledger.rows import rows
 from kvctl.ledger.statistics import ORDERS
+from kvctl.views.fleet.transfers import FleetGroups, FleetTransfers, fleet_transfer
+from kvctl.views.fleet.unanswered import asked as of_fleet
+from kvctl.views.fleet.unanswered import show_fleet
 from kvctl.views.output import show_repeatedly
 from kvctl.views.transfers.document import Transfers, transfer_document
 from kvctl.views.transfers.groups import GROUPINGS, TransferGroups, grouped
@@ -51,13 +57,17 @@ def transfers(  # noqa: PLR0913 (options)
         str | None, choice("--by", GROUPINGS, help="Count them together, one line for each.")
     ] = None,
     source: options.From = "",
+    fleet: Fleet = False,
     watch: Watch = None,
 ) -> None:
     """The newest KV transfers in kvd's ledger.
 
     TIME is from the scheduler's claim to the report, RATE that of the bytes on the wire. With -o jsonl --watch each
-    transfer is printed once, as it comes.
+    transfer is printed once, as it comes. With --fleet of the ledgers of all known hosts; exit code 4 where some did
+    not answer.
     """
+    if fleet and source:
+        raise UsageError("--fleet asks hosts, and --from names a trace", "leave one of them out")
     asked = options.question(
         engine=engine,
         peer=peer,
@@ -92,7 +102,33 @@ def transfers(  # noqa: PLR0913 (options)
             seen = max((seen, *(row.seq for row in found)))
         return Transfers(total=answer.total, transfers=tuple(transfer_document(row) for row in found))
 
-    show_repeatedly(fetch, settings, watch)
+    def fetch_all() -> FleetTransfers | FleetGroups:
+        found = daemon.fleet(settings, lambda one: rows(one, asked, wanted, checksum=checksum or ""))
+        return _whole(found, sort, wanted, by)
+
+    if fleet:
+        show_fleet(fetch_all, settings, watch)
+    else:
+        show_repeatedly(fetch, settings, watch)
+
+
+def _whole(
+    found: FleetAnswers[TransferList], sort: str, wanted: int, by: str | None
+) -> FleetTransfers | FleetGroups:
+    """The first rows of all ledgers together. Numbers of different ledgers do not compare: newest is by the clock."""
+    every = [(host, row) for host, answer in found.answers.items() for row in answer.rows]
+    if sort == "newest":
+        every.sort(key=lambda one: -one[1].record.started)
+    else:
+        every.sort(key=lambda one: ORDERS[sort](one[1]))
+    total = sum(answer.total for answer in found.answers.values())
+    more = len(every) > wanted or any(answer.more for answer in found.answers.values())
+    first = every[:wanted]
+    if by:
+        answer = TransferList(rows=tuple(row for _, row in first), total=total, more=more)
+        return FleetGroups(groups=grouped(answer, by), **of_fleet(found))
+    documents = (fleet_transfer(host, transfer_document(row)) for host, row in first)
+    return FleetTransfers(total=total, transfers=tuple(documents), **of_fleet(found))
 
 
 def _nothing(asked: ListTransfers, checksum: str | None, source: str, answer: TransferList) -> str:

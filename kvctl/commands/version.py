@@ -42,14 +42,14 @@ def version(
 
 def _daemon(settings: Settings) -> AnsweringKvd | None:
     from kvctl import daemon
-    from kvctl.errors import DaemonUnreachable, NotPermitted
+    from kvctl.errors import DaemonUnreachable, NotPermitted, PeerTimeout
     from kvctl.views import version as documents
     from kvd.wire import query
 
     try:
         status = daemon.ask(settings, query.GetStatus(), query.KvdStatus)
-    except (DaemonUnreachable, NotPermitted):
+    except (DaemonUnreachable, NotPermitted, PeerTimeout):
         return None
     return documents.AnsweringKvd(
-        version=status.version, kvd_id=status.kvd_id, address=str(daemon.directory(settings))
+        version=status.version, kvd_id=status.kvd_id, address=daemon.where(settings)
     )

@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from kvctl import daemon
-from kvctl.cli.options import ListSettings, Watch
+from kvctl.cli.option_kinds import choice
+from kvctl.cli.options import Fleet, ListSettings, Watch
 from kvctl.cli.settings import Settings
 from kvctl.cli.talk import say
 from kvctl.views.engines import endpoint_name
+from kvctl.views.fleet.unanswered import asked, show_fleet
+from kvctl.views.fleet.workers import FleetWorkers, fleet_worker
 from kvctl.views.output import show_repeatedly
-from kvctl.views.workers import Workers, worker_document
+from kvctl.views.workers import Worker, Workers, worker_document
 
 SECTION = "Look"
 EXAMPLES = (
     "kvctl workers --engine decode-0",
     "kvctl workers -w",
 )
+SORTS: dict[str, Callable[[Worker], Any]] = {
+    "engine": lambda one: (one.engine_id, one.rank or ""),
+    "host": lambda one: (getattr(one, "host", one.at or ""), one.engine_id),
+    "state": lambda one: (one.state, one.engine_id),
+    "heard": lambda one: -one.heartbeat_age,
+    "memory": lambda one: -one.registered_bytes,
+}
+
+Shown = TypeVar("Shown", bound=Worker)
 
 
 def workers(
@@ -27,12 +40,15 @@ def workers(
     engine: Annotated[
         str | None, typer.Option("--engine", "-e", metavar="ENGINE", help="Only workers of this engine.")
     ] = None,
+    sort: Annotated[str | None, choice("--sort", SORTS, help="Which come first. [engine by engine]")] = None,
+    fleet: Fleet = False,
     watch: Watch = None,
 ) -> None:
     """The local workers and schedulers registered with kvd.
 
     HEARD is how long ago a process was last heard of, MEMORY what it registered with its backend. Exit code 2 where kvd
-    knows no engine of that id, unless it is waited for with --watch.
+    knows no engine of that id, unless it is waited for with --watch. With --fleet those of all known hosts; exit code 4
+    where some did not answer.
     """
 
     def fetch() -> Workers:
@@ -40,12 +56,30 @@ def workers(
         if unseen := sum(row.hidden for row in rows):
             names = "workers and schedulers of other users with their names and states alone"
             say(daemon.hidden(unseen, names))
-        found = tuple(worker_document(row) for row in rows if engine in (None, row.engine_id))
+        found = _in_order(sort, (worker_document(row) for row in rows if engine in (None, row.engine_id)))
         if not found and watch is None:
             say(_why_none(settings, engine))
         return Workers(workers=found)
 
-    show_repeatedly(fetch, settings, watch)
+    if fleet:
+        show_fleet(lambda: _fleet(settings, engine, sort), settings, watch)
+    else:
+        show_repeatedly(fetch, settings, watch)
+
+
+def _fleet(settings: Settings, engine: str | None, sort: str | None) -> FleetWorkers:
+    found = daemon.fleet(settings, daemon.workers)
+    every = (
+        fleet_worker(host, worker_document(row))
+        for host, rows in found.answers.items()
+        for row in rows
+        if engine in (None, row.engine_id) and (row.at is None or str(row.at) not in found.answers)
+    )
+    return FleetWorkers(workers=_in_order(sort, every), **asked(found))
+
+
+def _in_order(sort: str | None, workers: Iterable[Shown]) -> tuple[Shown, ...]:
+    return tuple(sorted(workers, key=SORTS[sort]) if sort else workers)
 
 
 def _why_none(settings: Settings, engine: str | None) -> str:

@@ -64,6 +64,7 @@ def key_files(settings: Settings, pair: Path | None, trusted: Path | None) -> Ke
     Raises `KvctlError` where a kvd is named that does not answer, or one is there and hangs, and no file is named: the
     usual ones are another's then.
     """
+    daemon.refuse_afar(settings)
     kvd = None
     try:
         kvd = daemon.ask(settings, query.GetStatus(), query.KvdStatus)

@@ -33,6 +33,7 @@ from kvd.wire.transfer import LedgerRow, ListTransfers, TransferList
 if TYPE_CHECKING:
     from kvctl.cli.settings import Settings
     from kvd.client.operator import Operator
+    from kvd.client.remote import RemoteOperator
 
 WINDOW = 60.0
 """Seconds over which engines, pairs and misses are counted."""
@@ -92,7 +93,7 @@ def look(settings: Settings, before: Look | None = None) -> Look:
     return Look(_top(answers, rows, samples), status.generation, rows, samples)
 
 
-def _answers(operator: Operator, status: KvdStatus, before: Look | None) -> _Answers:
+def _answers(operator: Operator | RemoteOperator, status: KvdStatus, before: Look | None) -> _Answers:
     missing: list[str] = []
 
     def asked(what: str, message: Request, answer: type[daemon.Answer]) -> daemon.Answer | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
@@ -82,10 +83,14 @@ def engine_document(row: EngineRow, lately: tuple[OutcomeCount, ...] = ()) -> En
 
 
 def engines_screen(body: Engines, wide: bool) -> Part:
-    """One engine a line; the reason stands there as soon as one engine has one."""
-    reasons = wide or any(engine.reason for engine in body.engines)
-    return table(
-        body.engines,
+    """One engine a line."""
+    return table(body.engines, *engine_columns(body.engines, wide))
+
+
+def engine_columns(engines: Sequence[EngineDocument], wide: bool) -> list[Column[Any]]:
+    """The columns of engines, the name first; the reason is one as soon as one engine has one."""
+    reasons = wide or any(engine.reason for engine in engines)
+    return [
         Column("ENGINE", lambda e: e.engine_id),
         Column("MODEL", lambda e: e.model),
         Column("ROLE", lambda e: e.role),
@@ -108,7 +113,7 @@ def engines_screen(body: Engines, wide: bool) -> Part:
         Column("CLASS", lambda e: e.compatibility_class or "-", wide),
         Column("PEERS", lambda e: ",".join(e.peers) or "-", wide),
         Column("REASON", lambda e: e.reason or "-", reasons),
-    )
+    ]
 
 
 VIEWS = (

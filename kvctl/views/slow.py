@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
@@ -51,25 +52,29 @@ def slow_screen(body: Slow, wide: bool) -> Part:
     lines: list[Part] = [
         f"{body.looked_at} transfers from {clock(body.oldest)} to {clock(body.newest)}{older}",
         "",
-        _table(body, wide),
+        table(body.pairs, *pair_columns(wide)),
     ]
     if wide:
         lines += ["", _stages(body)]
-    for finding in body.findings:
+    return lines + findings_screen(body.findings)
+
+
+def findings_screen(findings: Sequence[SlowFinding]) -> list[Part]:
+    """What is worth doing, each with its hint; a word where there is nothing."""
+    lines: list[Part] = []
+    for finding in findings:
         severity = Styled(finding.severity, "yellow" if finding.severity == "warning" else "cyan")
         lines += [
             "",
             (severity, f" {finding.code} ({finding.pair}): {finding.message}"),
             Indented(finding.hint),
         ]
-    if not body.findings:
-        lines += ["", "nothing stands out"]
-    return lines
+    return lines or ["", "nothing stands out"]
 
 
-def _table(body: Slow, wide: bool) -> Part:
-    return table(
-        body.pairs,
+def pair_columns(wide: bool) -> list[Column[Any]]:
+    """The columns of pairs of engines, who was read from first."""
+    return [
         Column("FROM", lambda pair: pair.remote_engine),
         Column("TO", lambda pair: pair.local_engine),
         Column("BACKEND", lambda pair: pair.backend),
@@ -83,7 +88,7 @@ def _table(body: Slow, wide: bool) -> Part:
         number("RETRIED", lambda pair: pair.retried, wide),
         number("COPIES", lambda pair: pair.descriptors_p50, wide),
         number("BYTES/COPY", lambda pair: size(pair.bytes_per_descriptor), wide),
-    )
+    ]
 
 
 def _spent(pair: SlowPair) -> str:

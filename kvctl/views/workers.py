@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
@@ -55,10 +56,14 @@ def worker_document(row: WorkerRow) -> Worker:
 
 def workers_screen(body: Workers, wide: bool) -> Part:
     """One process a line."""
-    afar = any(worker.at for worker in body.workers)
-    reasons = wide or any(worker.reason for worker in body.workers)
-    return table(
-        body.workers,
+    return table(body.workers, *worker_columns(body.workers, wide))
+
+
+def worker_columns(workers: Sequence[Worker], wide: bool) -> list[Column[Any]]:
+    """The columns of processes, their engine first."""
+    afar = any(worker.at for worker in workers)
+    reasons = wide or any(worker.reason for worker in workers)
+    return [
         Column("ENGINE", lambda w: w.engine_id),
         Column("RANK", lambda w: w.rank or w.client),
         number("PID", lambda w: w.pid),
@@ -71,11 +76,12 @@ def workers_screen(body: Workers, wide: bool) -> Part:
         number("REGISTERED", lambda w: age(w.registered), wide),
         Column("INCARNATION", lambda w: w.incarnation, wide),
         Column("REASON", lambda w: w.reason or "-", reasons),
-    )
+    ]
 
 
-def _name(worker: Worker) -> str:
+def worker_name(worker: Worker) -> str:
+    """As -o name has it."""
     return f"{worker.engine_id}/{worker.rank or worker.client}"
 
 
-VIEWS = (View(Workers, workers_screen, "workers", Worker, named("workers", _name)),)
+VIEWS = (View(Workers, workers_screen, "workers", Worker, named("workers", worker_name)),)

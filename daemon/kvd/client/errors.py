@@ -24,6 +24,12 @@ class SocketNotPermitted(Unreachable):
     code = "KVD-NOT-PERMITTED"
 
 
+class KeyNotTrusted(Unreachable):
+    """A kvd on another host does not let this key in, or has another key than the one that is expected."""
+
+    code = "KVD-KEY-NOT-TRUSTED"
+
+
 class TimedOut(ClientError):
     """No answer within the time given."""
 

@@ -100,10 +100,12 @@ class OrderSettings(_Section, frozen=True):
 class AccessSettings(_Section, frozen=True):
     """What those who may use the sockets see of other users' engines: ``all``, or of their ``own`` alone.
 
-    Root, kvd's own user and members of ``orders.group`` see all.
+    Root, kvd's own user and members of ``orders.group`` see all. So do operators on ``hosts``: places or keys in the
+    list of trusted keys, or ``*`` for all of them.
     """
 
     read: Literal["all", "own"] = "all"
+    hosts: tuple[str, ...] = ()
 
 
 class MetricsSettings(_Section, frozen=True):

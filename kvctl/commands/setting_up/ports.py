@@ -89,6 +89,7 @@ def ports(
 
 def _known(settings: Settings) -> tuple[query.KvdStatus | None, dict[int, str]]:
     """What kvd says of itself, and what the processes are that registered with it."""
+    daemon.refuse_afar(settings)
     try:
         status = daemon.ask(settings, query.GetStatus(), query.KvdStatus)
         rows = daemon.workers(settings)

@@ -104,7 +104,7 @@ def _follow(
             raise _KvdLost
 
     while True:
-        with daemon.connected(settings) as operator:
+        with daemon.connected_here(settings) as operator:
             left = deadline - time.monotonic()
             try:
                 # Before the question: what changes after the answer is an event.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
@@ -148,8 +149,12 @@ def missed_documents(row: LeaseRow, plan: ForcePlan) -> tuple[ReleasedLease, ...
 
 def leases_screen(body: LeasesDocument, wide: bool) -> Part:
     """One side of a lease a line."""
-    return table(
-        body.leases,
+    return table(body.leases, *lease_columns(wide))
+
+
+def lease_columns(wide: bool) -> list[Column[Any]]:
+    """The columns of leases, whose they are first."""
+    return [
         Column("ENGINE", lambda x: x.engine_id),
         Column("REQUEST", lambda x: x.request_id),
         Column("SIDE", lambda x: x.side),
@@ -161,7 +166,7 @@ def leases_screen(body: LeasesDocument, wide: bool) -> Part:
         number("READERS", lambda x: x.readers, wide),
         Column("ENDS", lambda x: x.ends.isoformat(timespec="seconds"), wide),
         Column("PLACE", lambda x: x.endpoint or "local", wide),
-    )
+    ]
 
 
 def released_screen(body: ReleasedLeases, wide: bool) -> Part:
@@ -193,13 +198,18 @@ def _what(one: ReleasedLease) -> str:
     return f"nobody else is let in; {who} what was promised, {span(one.seconds)} at most"
 
 
-def _names(body: LeasesDocument) -> str:
-    return "".join(
-        f"{name}\n" for name in dict.fromkeys(f"{x.engine_id}/{x.request_id}" for x in body.leases)
-    )
+def lease_names(leases: Sequence[LeaseDocument]) -> str:
+    """ENGINE/REQUEST of each lease, one a line; one that is here from both sides is named once."""
+    return "".join(f"{name}\n" for name in dict.fromkeys(f"{x.engine_id}/{x.request_id}" for x in leases))
 
 
 VIEWS = (
-    View(LeasesDocument, leases_screen, "leases", LeaseDocument, {"name": _names}),
+    View(
+        LeasesDocument,
+        leases_screen,
+        "leases",
+        LeaseDocument,
+        {"name": lambda body: lease_names(body.leases)},
+    ),
     View(ReleasedLeases, released_screen, "released", ReleasedLease),
 )

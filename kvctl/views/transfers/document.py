@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
@@ -132,10 +133,14 @@ def _blocks(blocks: tuple[BlockRuns, ...]) -> tuple[TransferBlocks, ...]:
 
 
 def transfers_screen(body: Transfers, wide: bool) -> Part:
-    """One transfer a line, newest first; code and cause stand there as soon as one is a miss."""
-    causes = wide or any(transfer.cause or transfer.code for transfer in body.transfers)
-    return table(
-        body.transfers,
+    """One transfer a line, newest first."""
+    return table(body.transfers, *transfer_columns(body.transfers, wide))
+
+
+def transfer_columns(transfers: Sequence[TransferDocument], wide: bool) -> list[Column[Any]]:
+    """The columns of transfers, their start first; code and cause are two as soon as one is a miss."""
+    causes = wide or any(transfer.cause or transfer.code for transfer in transfers)
+    return [
         Column("STARTED", lambda t: clock(t.started)),
         Column("REQUEST", lambda t: t.request_id),
         Column("FROM", lambda t: t.remote_engine),
@@ -154,7 +159,7 @@ def transfers_screen(body: Transfers, wide: bool) -> Part:
         Column("CHECKSUM", lambda t: t.checksum.state or "-", wide),
         Column("CODE", lambda t: t.code or "-", causes),
         Column("CAUSE", lambda t: t.cause or "-", causes),
-    )
+    ]
 
 
 def copies(transfer: TransferDocument) -> str:

@@ -12,6 +12,7 @@ from kvd.service.handlers import (
     checksums,
     drains,
     handshake,
+    hosts,
     leases,
     open_leases,
     orders,
@@ -25,6 +26,7 @@ from kvd.service.handlers import (
 from kvd.service.sockets.router import Caller, Handled, Handler
 from kvd.wire.checksum import GetSums
 from kvd.wire.drain import DrainEngines
+from kvd.wire.frame import kind_of
 from kvd.wire.handshake import DescribeEngine, GetPeer, Ping
 from kvd.wire.lease import LeaseClaim, LeaseClosed, LeaseOpened, LeaseRelease
 from kvd.wire.order import ClearForced, EndLease, ForceMiss, GetForced, ReportForced
@@ -76,7 +78,7 @@ def local_handlers(daemon: Daemon) -> Mapping[type[Any], Handler]:
 
 
 def peer_handlers(daemon: Daemon) -> Mapping[type[Any], Handler]:
-    """What other kvds may send. What it is about is ours, or nobody's.
+    """What other kvds may send, and operators on other hosts. What it is about is ours, or nobody's.
 
     Nothing is passed on from here, but between the kvds of one engine.
     """
@@ -93,8 +95,25 @@ def peer_handlers(daemon: Daemon) -> Mapping[type[Any], Handler]:
         PartAlive: partial(parts.part_alive, daemon),
         FromWorker: partial(parts.from_worker, daemon),
         ForWorker: partial(parts.for_worker, daemon),
+        ListWorkers: _of_operator(daemon, queries.list_workers),
+        GetStatus: _of_operator(daemon, lambda *_: queries.status(daemon)),
+        ListTransfers: _of_operator(daemon, reports.list_transfers),
+        ListLeases: _of_operator(daemon, open_leases.list_leases),
+        GetKeptEngine: _of_operator(daemon, reports.get_kept_engine),
     }
     return {kind: partial(_if_trusted, daemon, handler) for kind, handler in handlers.items()}
+
+
+def _of_operator(daemon: Daemon, handler: Any) -> Handler:
+    """An operator's question, from a host that ``access.hosts`` names. Nothing that changes anything is one."""
+
+    def handle(caller: Caller, message: Any) -> Handled | Awaitable[Handled]:
+        answered: Handled | Awaitable[Handled] = handler(
+            daemon, hosts.as_operator(daemon, caller, kind_of(message)), message
+        )
+        return answered
+
+    return handle
 
 
 def _if_trusted(

@@ -5,12 +5,20 @@ Without keys (a peer socket on loopback) nobody can be told apart, and everybody
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from kvd.addresses import join_address
 from kvd.service.daemon import Daemon
 from kvd.service.engines.claimant import Claimant, host_claimant
 from kvd.service.engines.local_engine import Client
 from kvd.service.errors import RequestRefused
 from kvd.service.sockets.router import Caller
 from kvd.wire.identity import HERE, Endpoint
+
+ANY_HOST = "*"
+"""In ``access.hosts``: operators on every host whose key is let in."""
+LONGEST_NAME = 256
+"""Characters of a host's name that a refusal repeats: a place in the list of keys may be any word."""
 
 
 def speaks_for(daemon: Daemon, caller: Caller, endpoint: Endpoint) -> bool:
@@ -32,6 +40,34 @@ def refuse_impostor(daemon: Daemon, caller: Caller, endpoint: Endpoint, what: st
         hint="`kvctl keys show` on that host prints the line that this one is to trust",
         final=True,
     )
+
+
+def as_operator(daemon: Daemon, caller: Caller, what: str) -> Caller:
+    """The peer behind a message as an operator, whose host stands in ``access.hosts``. Raises `RequestRefused`."""
+    allowed, names = daemon.config.access.hosts, _names(daemon, caller)
+    if ANY_HOST in allowed or not names.keys().isdisjoint(allowed):
+        return replace(caller, operator=True)
+    # The list is not told, only how long it is: it is nobody's business, and a refusal is to be small.
+    host = next(iter(names), "")[:LONGEST_NAME]
+    named = f"names {len(allowed)} others" if allowed else "names none"
+    raise RequestRefused(
+        "KVD-NOT-PERMITTED",
+        f"operators on {host or 'other hosts'} may not ask this kvd for {what}: its setting access.hosts {named}",
+        hint=f"add {host or repr(ANY_HOST)} to access.hosts in kvd.yaml there, and start that kvd again",
+        final=True,
+    )
+
+
+def _names(daemon: Daemon, caller: Caller) -> dict[str, None]:
+    """What a caller's host may be called in ``access.hosts``: its places, their hosts, its key.
+
+    One pass over the keys, however many are named there: whoever has a key may ask as often as it likes.
+    """
+    if daemon.keys is None or not caller.key:
+        return {}
+    places = [place for place, key in daemon.keys.servers.items() if key == caller.key]
+    names = [join_address(host, port) for host, port in places if port]
+    return dict.fromkeys((*names, *(host for host, _ in places), caller.key.decode("ascii", "replace")))
 
 
 def knows_engine(daemon: Daemon, caller: Caller, engine_id: str) -> bool:

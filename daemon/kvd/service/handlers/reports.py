@@ -52,7 +52,7 @@ async def list_transfers(daemon: Daemon, caller: Caller, message: ListTransfers)
 
 
 def _ledger_client(caller: Caller) -> LedgerClient:
-    return LedgerClient(caller.route, caller.uid)
+    return LedgerClient(caller.route, caller.uid, caller.key)
 
 
 def _count(daemon: Daemon, record: TransferRecord) -> None:

@@ -21,10 +21,11 @@ from kvd.service.fairness.queue import FairQueue
 
 @dataclass(frozen=True, slots=True)
 class LedgerClient:
-    """Who waits for a job: a client by its route on the local socket, and the user behind it (-1: not known)."""
+    """Who waits for a job: a client by its route, and the user behind it (-1: not known) or the key of its host."""
 
     route: bytes = b""
     uid: int = -1
+    key: bytes = b""
 
 
 NOBODY = LedgerClient()
@@ -66,7 +67,7 @@ class JobQueue:
             if full := self._budget.full(shares):
                 raise RequestRefused("KVD-BUSY", full, hint="wait for their answers, then send it again")
             self._budget.take(shares)
-            self._jobs.put((job.client.uid, job.client.route), job)
+            self._jobs.put(((job.client.uid, job.client.key), job.client.route), job)
             self._changed.notify()
 
     def put_first(self, job: LedgerJob) -> None:
@@ -114,5 +115,5 @@ class JobQueue:
     def _shares(self, client: LedgerClient) -> tuple[FairShare, FairShare]:
         return (
             FairShare(("client", client.route), "of this client", self._of_client),
-            FairShare(("user", client.uid), "of this user", self._of_user),
+            FairShare(("user", client.uid, client.key), "of this user", self._of_user),
         )

@@ -46,13 +46,15 @@ class Caller:
     """Who sent a message: its route on the socket, and what is certain about who speaks.
 
     ``pid`` and ``uid`` are those of the process that connected, as the kernel names it: 0 and -1 where it does not.
-    ``key`` is the peer's public CURVE key in Z85, which it has proved to hold; empty where there is none.
+    ``key`` is the peer's public CURVE key in Z85, which it has proved to hold; empty where there is none. ``operator``:
+    it is on another host whose operators may see all here.
     """
 
     route: bytes
     pid: int = 0
     uid: int = -1
     key: bytes = b""
+    operator: bool = False
 
 
 @dataclass(frozen=True, slots=True)

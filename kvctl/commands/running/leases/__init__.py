@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable, Iterable, Iterator
+from typing import Annotated, Any, TypeVar
 
 import typer
 
+from kvctl import daemon
 from kvctl.cli import numbers
-from kvctl.cli.options import ListSettings, Watch
+from kvctl.cli.option_kinds import choice
+from kvctl.cli.options import Fleet, ListSettings, Watch
 from kvctl.cli.talk import say
 from kvctl.commands.running.leases.rows import every_lease
+from kvctl.views.fleet.leases import FleetLeases, fleet_lease
+from kvctl.views.fleet.unanswered import asked, show_fleet
 from kvctl.views.output import show_repeatedly
-from kvctl.views.running.leases import LeasesDocument, lease_document
+from kvctl.views.running.leases import LeaseDocument, LeasesDocument, lease_document
+from kvd.wire.query import LeaseRow
 
 SECTION = "Look"
 EXAMPLES = (
     "kvctl leases --engine prefill-0",
     "kvctl leases -w",
 )
+SORTS: dict[str, Callable[[LeaseDocument], Any]] = {
+    "age": lambda one: -one.age,
+    "left": lambda one: one.left,
+    "blocks": lambda one: -(one.blocks or 0),
+    "engine": lambda one: (one.engine_id, one.request_id),
+    "host": lambda one: (getattr(one, "host", one.endpoint or ""), -one.age),
+}
+
+Shown = TypeVar("Shown", bound=LeaseDocument)
 
 
 def leases(
@@ -33,28 +48,40 @@ def leases(
     unclaimed: Annotated[
         bool, typer.Option("--unclaimed", help="Only leases that nobody has claimed.")
     ] = False,
+    sort: Annotated[str | None, choice("--sort", SORTS, help="Which come first. [age]")] = None,
+    fleet: Fleet = False,
     watch: Watch = None,
 ) -> None:
     """The blocks that prefillers keep for decoders: whose, for whom, how long.
 
     A lease is there from the side that gives it, the prefiller's, and from the side that claims it. LEFT is how long
-    it is kept unless its reader asks for more. `kvctl leases release` ends one.
+    it is kept unless its reader asks for more. `kvctl leases release` ends one. With --fleet those of all known hosts;
+    exit code 4 where some did not answer.
     """
     if context.invoked_subcommand is not None:
         return
 
-    def fetch() -> LeasesDocument:
-        rows = every_lease(settings, engine)
+    def documents(rows: Iterable[LeaseRow]) -> Iterator[LeaseDocument]:
         now = numbers.now()
-        found = tuple(
-            lease_document(row, now)
-            for row in sorted(rows, key=lambda row: -row.age)
-            if not unclaimed or not row.readers
-        )
+        return (lease_document(row, now) for row in rows if not unclaimed or not row.readers)
+
+    def in_order(found: Iterable[Shown]) -> tuple[Shown, ...]:
+        return tuple(sorted(found, key=SORTS[sort or "age"]))
+
+    def fetch() -> LeasesDocument:
+        found = in_order(documents(every_lease(settings, engine)))
         if not found and watch is None:
             whose = f" of {engine}" if engine else ""
             which = " that nobody has claimed" if unclaimed else ""
             say(f"no lease{whose}{which} is open at this kvd, and no engine here reads under one")
         return LeasesDocument(leases=found)
 
-    show_repeatedly(fetch, settings, watch)
+    def fetch_all() -> FleetLeases:
+        found = daemon.fleet(settings, lambda one: every_lease(one, engine))
+        every = (fleet_lease(host, one) for host, rows in found.answers.items() for one in documents(rows))
+        return FleetLeases(leases=in_order(every), **asked(found))
+
+    if fleet:
+        show_fleet(fetch_all, settings, watch)
+    else:
+        show_repeatedly(fetch, settings, watch)
