@@ -40,6 +40,8 @@ HEARTBEAT_SECONDS = 10.0
 FAR_ENGINES = 64
 CHURN, FAR_CHURN = 5, 1
 """Workers a second that leave and come back as new ones: each makes a new generation of its engine."""
+WARMING = 6
+"""So many times as many in the first part of the run, so that what a kvd remembers of those that went fills in it."""
 WAIT_SECONDS = 60.0
 KINDS = ("not_registered", "registered", "peer_ready", "peer_gone", "refused", "ok")
 TOLD_SECONDS = 60.0
@@ -166,8 +168,10 @@ class Crowd:
                 self.answers["pushed" if pushed else kind] += 1
 
 
-def busy(near: Path, far: Path, endpoint: tuple[str, int], workers: int, rate: int, report: Path) -> None:
-    """All clients of both kvds, until it is ended."""
+def busy(
+    near: Path, far: Path, endpoint: tuple[str, int], workers: int, rate: int, report: Path, warm: float
+) -> None:
+    """All clients of both kvds, until it is ended; kvds are warm after ``warm`` seconds."""
     dice = random.Random(1)
     here = Crowd(near, "near", workers, RANKS)
     there = Crowd(far, "far", FAR_ENGINES * FAR_RANKS, FAR_RANKS)
@@ -185,7 +189,7 @@ def busy(near: Path, far: Path, endpoint: tuple[str, int], workers: int, rate: i
             crowd.beat(now - last)
             crowd.read(TICK_SECONDS / 2)
             if now - told > 1.0:
-                for _ in range(churn):
+                for _ in range(churn * (WARMING if now - began < warm else 1)):
                     crowd.register(dice.randrange(len(crowd.places)))
         last = now
         if now - told > 1.0:
@@ -230,7 +234,15 @@ def soak(seconds: float, workers: int, rate: int) -> bool:
             kvd.start()
         near, far = kvds
         report = Path(folder, "report")
-        at = (near.directory, far.directory, ("127.0.0.1", far.port), workers, rate, report)
+        at = (
+            near.directory,
+            far.directory,
+            ("127.0.0.1", far.port),
+            workers,
+            rate,
+            report,
+            seconds * WARM_SHARE,
+        )
         with attacking(busy, *at) as clients, attacked(near) as watch:
             samples = _samples(clients, report, kvds, seconds)
             verdict = watch.verdict()

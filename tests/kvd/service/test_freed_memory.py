@@ -32,6 +32,29 @@ def test_holes_that_a_burst_left_are_returned() -> None:
     assert asyncio.run(run()) > 4 * GROWN_BYTES
 
 
+def test_a_trim_in_the_middle_of_a_burst_is_not_the_last_one() -> None:
+    async def run() -> int:
+        counters: Counter[str] = Counter()
+        watching = asyncio.create_task(give_back(counters, LOOK_SECONDS))
+        await asyncio.sleep(0)
+        burst = [b"%4000d" % number for number in range(16 * GROWN_BYTES // 4000)]
+        async with asyncio.timeout(10):
+            while not counters["memory.trims"]:  # noqa: ASYNC110 (what is waited for is a number)
+                await asyncio.sleep(LOOK_SECONDS)
+            most = resident_bytes()
+            kept = burst[::10]
+            del burst
+            while counters["memory.trims"] < 3:  # noqa: ASYNC110 (what is waited for is a number)
+                await asyncio.sleep(LOOK_SECONDS)
+        left = resident_bytes()
+        watching.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await watching
+        return most - left if kept else 0
+
+    assert asyncio.run(run()) > 8 * GROWN_BYTES
+
+
 def test_without_growth_nothing_is_done() -> None:
     counters: Counter[str] = Counter()
 
