@@ -15,6 +15,7 @@ from kvd.service.errors import RequestRefused
 from kvd.service.handlers.pages import PAGE_ROWS, page, place
 from kvd.service.loop_monitor import LoopMonitor, event_loop
 from kvd.service.slices import SLICE_SECONDS, Slices, spread
+from kvd.service.sockets.router import Caller
 
 
 def slow(count: int) -> Iterator[int | None]:
@@ -128,7 +129,7 @@ def test_pages_follow_each_other_until_there_are_no_more(count: int) -> None:
         while True:
             after = place(more, decoder)
             rows = ((n, Row(n)) if after is None or n > after else None for n in range(count))
-            raw, more = await page(slices, rows)
+            raw, more = await page(slices, Caller(b"asker"), rows)
             found += [msgspec.msgpack.decode(r, type=Row).number for r in raw]
             pages += 1
             if not more:

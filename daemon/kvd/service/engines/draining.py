@@ -7,11 +7,12 @@ is told again after a start.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from kvd.service.deadlines import Deadlines
+from kvd.service.engines.ended_leases import Name
 from kvd.service.engines.lease_entry import LeaseEntry
 from kvd.service.engines.leases import LeaseTable
 from kvd.service.engines.local_engine import Client
@@ -30,7 +31,6 @@ class Drain:
     grace: float
     began: float = field(default_factory=time.monotonic)
     closes: float = 0.0
-    timer: asyncio.TimerHandle | None = None
 
     def __post_init__(self) -> None:
         """``closes`` follows from the others."""
@@ -50,7 +50,12 @@ class DrainTable:
         self.host: float | None = None
         """The grace of engines that come later, where all of the host are to drain."""
         self._leases = leases
+        self._closing: Deadlines[str] = Deadlines(self._close_all)
+        """Engines, by when they take nothing new."""
+        self._late: Deadlines[Name] = Deadlines(self._close_late)
+        """Leases that were opened during a drain, by when they are to be claimed."""
         leases.on_opened = self._opened
+        leases.on_ended = self._late.discard
 
     def begin(self, scheduler: Client, grace: float) -> Drain:
         """An engine drains from now on; one that does already is given no further time."""
@@ -62,19 +67,23 @@ class DrainTable:
             grace = min(grace, known.grace)
         self.end(engine_id)
         drain = self.of[engine_id] = Drain(scheduler.incarnation, grace)
-        drain.timer = asyncio.get_running_loop().call_later(grace, self._close_all, engine_id, drain)
+        self._closing.set(engine_id, drain.closes)
         return drain
 
     def end(self, engine_id: str) -> None:
-        """An engine takes requests again; leases that are closed, and were not ended, let readers in again."""
-        drain = self.of.pop(engine_id, None)
-        if drain is None:
+        """An engine takes requests again; leases that are closed, and were not ended, let readers in again.
+
+        Of many the rest does so in the next turns of the loop, unless another drain has closed them by then.
+        """
+        if self.of.pop(engine_id, None) is None:
             return
-        if drain.timer is not None:
-            drain.timer.cancel()
-        for lease in self._leases_of(engine_id):
-            if not lease.ending:
+        self._closing.discard(engine_id)
+
+        def reopen(lease: LeaseEntry) -> None:
+            if not lease.ending and not self.refuses(engine_id):
                 lease.closed = ""
+
+        spread(self._leases_of(engine_id), reopen)
 
     def gone(self, client: Client) -> None:
         """A scheduler is no more, and its engine's drain with it."""
@@ -89,8 +98,9 @@ class DrainTable:
 
     def close(self) -> None:
         """Forget all: kvd ends."""
-        for engine_id in list(self.of):
-            self.end(engine_id)
+        self.of.clear()
+        self._closing.close()
+        self._late.close()
 
     def _leases_of(self, engine_id: str) -> Iterator[LeaseEntry]:
         for request_id in tuple(self._leases.requests_of(engine_id)):
@@ -98,18 +108,26 @@ class DrainTable:
                 yield lease
 
     def _opened(self, lease: LeaseEntry) -> None:
-        drain = self.of.get(lease.owner.engine.engine_id)
+        engine_id = lease.owner.engine.engine_id
+        drain = self.of.get(engine_id)
         if drain is not None:
-            at = max(drain.closes, lease.opened + drain.grace)
-            loop = asyncio.get_running_loop()
-            loop.call_later(max(0.0, at - time.monotonic()), self._close, lease, drain)
+            self._late.set((engine_id, lease.request_id), _closes(lease, drain))
 
-    def _close_all(self, engine_id: str, drain: Drain) -> None:
+    def _close_late(self, name: Name) -> None:
+        if (lease := self._leases.find(name)) is not None and (drain := self.of.get(name[0])) is not None:
+            self._close(lease, drain)
+
+    def _close_all(self, engine_id: str) -> None:
         """Those that are open since before the drain; others have a time of their own."""
-        before = [lease for lease in self._leases_of(engine_id) if lease.opened <= drain.began]
-        spread(before, lambda lease: self._close(lease, drain))
+        drain = self.of[engine_id]
+        spread(self._leases_of(engine_id), lambda lease: self._close(lease, drain))
 
     def _close(self, lease: LeaseEntry, drain: Drain) -> None:
+        """Close it, where it is that drain's to close by now."""
         engine_id = lease.owner.engine.engine_id
-        if self.of.get(engine_id) is drain:
+        if self.of.get(engine_id) is drain and _closes(lease, drain) <= time.monotonic():
             self._leases.shut(lease, f"engine {engine_id!r} is draining")
+
+
+def _closes(lease: LeaseEntry, drain: Drain) -> float:
+    return drain.closes if lease.opened <= drain.began else max(drain.closes, lease.opened + drain.grace)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, field
 
 import msgspec
@@ -38,7 +37,6 @@ class LeaseEntry:
     opened: float
     unasked: float
     expires: float
-    timer: asyncio.TimerHandle
     opening: int
     readers: dict[ReaderName, float] = field(default_factory=dict)
     gone: set[ReaderName] = field(default_factory=set)

@@ -8,7 +8,6 @@ Whose a reader is, and what follows from that, stands in `kvd.service.engines.cl
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from collections.abc import Set as AbstractSet
@@ -16,6 +15,7 @@ from collections.abc import Set as AbstractSet
 import msgspec
 
 from kvd.service.config import LeaseSettings
+from kvd.service.deadlines import Deadlines
 from kvd.service.engines.claimant import Claimant
 from kvd.service.engines.ended_leases import EndedLease, EndedLeases, Name
 from kvd.service.engines.lease_entry import INHERITED, LeaseEntry, PresentedLease, claim_of_nothing
@@ -49,7 +49,7 @@ Ask = Callable[[bytes, Message, float], Awaitable[Message]]
 
 
 class LeaseTable:
-    """All leases of the local engines. Methods are for the event loop. ``on_opened`` is told of each new one."""
+    """All leases of the local engines. Methods are for the event loop; ``on_`` hooks are told of each lease."""
 
     def __init__(
         self, settings: LeaseSettings, events: Events, outcomes: OutcomeCounts, send: Send, ask: Ask
@@ -68,7 +68,9 @@ class LeaseTable:
         self._send = send
         self._ask = ask
         self._ended = EndedLeases()
+        self._expiry: Deadlines[Name] = Deadlines(self._expired)
         self.on_opened: Callable[[LeaseEntry], None] = lambda _lease: None
+        self.on_ended: Callable[[Name], None] = lambda _name: None
 
     def open(self, owner: Client, leases: tuple[OpenLease, ...], *, held: bool = False) -> None:
         """The owner opened leases, or says again how long they last. Raises `RequestRefused` for more than may be.
@@ -281,6 +283,7 @@ class LeaseTable:
         """Drop all without a word: a kvd that ends does not end leases."""
         for name in list(self.table):
             self._remove(name)
+        self._expiry.close()
 
     def _hold(self, owner: Client, lease: OpenLease, *, inherited: bool = False) -> None:
         name = (owner.engine.engine_id, lease.request_id)
@@ -290,21 +293,20 @@ class LeaseTable:
             self._remove(name)  # of one that is gone: its readers are none of this one's
             older = None
         expires = now + seconds
-        timer = asyncio.get_running_loop().call_later(seconds, self._expired, name)
         if older is not None:
-            older.timer.cancel()
-            older.owner, older.blocks, older.expires, older.timer = owner, lease.blocks, expires, timer
+            older.owner, older.blocks, older.expires = owner, lease.blocks, expires
             older.opening = lease.opening
+            self._expiry.set(name, expires)
             return
         if self._full(owner, 1):
-            timer.cancel()
             self._events.counters["leases.not_kept"] += 1
             return
         self._open_of.add(owner.uid)
         self._ended.discard(name)
         opened = self.table[name] = LeaseEntry(
-            owner, name[1], lease.blocks, now, expires, expires, timer, lease.opening
+            owner, name[1], lease.blocks, now, expires, expires, lease.opening
         )
+        self._expiry.set(name, expires)
         self._of_engine.setdefault(name[0], set()).add(name[1])
         if inherited:
             opened.readers[INHERITED] = expires
@@ -355,10 +357,8 @@ class LeaseTable:
         return answer.reason
 
     def _keep_until(self, name: Name, lease: LeaseEntry, expires: float) -> None:
-        lease.timer.cancel()
         lease.expires = expires
-        seconds = max(0.0, expires - time.monotonic())
-        lease.timer = asyncio.get_running_loop().call_later(seconds, self._expired, name)
+        self._expiry.set(name, expires)
 
     def _expired(self, name: Name) -> None:
         if self.table[name].dropped:
@@ -380,7 +380,8 @@ class LeaseTable:
     def _remove(self, name: Name, end: LeaseEnd | None = None) -> LeaseEntry:
         """Take a lease out; ``end``: it has ended for its owner too, whose messages from before that may still come."""
         lease = self.table.pop(name)
-        lease.timer.cancel()
+        self._expiry.discard(name)
+        self.on_ended(name)
         self._open_of.add(lease.owner.uid, -1)
         self._not_of(*name)
         self.readers -= sum(reader != INHERITED for reader in lease.readers)

@@ -6,6 +6,7 @@ import asyncio
 import math
 import time
 from collections import Counter
+from dataclasses import dataclass
 
 from kvd.service.daemon import Daemon
 from kvd.service.engines.draining import Drain
@@ -14,12 +15,16 @@ from kvd.service.engines.local_engine import Client, LocalEngine
 from kvd.service.errors import RequestRefused
 from kvd.service.handlers.forwarding import ask_client
 from kvd.service.handlers.operators import permitted, refuse_no_operator
+from kvd.service.handlers.pages import whose
 from kvd.service.handlers.sight import sight_of
+from kvd.service.slices import paced
 from kvd.service.sockets.router import Caller
 from kvd.wire.drain import DrainEngines, DrainRow, EngineHolds, EnginesDraining, SetDraining
 
 LONGEST_GRACE = 3600.0
 """Seconds that an engine may be given at most."""
+ASKED_A_TURN = 16
+"""Schedulers that are asked in one turn of the loop: a host may have 10,000."""
 UNTOLD = "its scheduler does not say: kvd itself lets no further reader in"
 
 
@@ -46,11 +51,12 @@ async def drain_engines(daemon: Daemon, caller: Caller, message: DrainEngines) -
         daemon.events.emit(
             "order.drain", name, uid=caller.uid, pid=caller.pid, engines=len(found), undo=message.action == "undo"
         )  # fmt: skip
-        for engine in found:
+        async for engine in paced(found):
             _change(daemon, engine, message)
-    claimed, reads = _counts(daemon)
-    rows = await asyncio.gather(*(_row(daemon, engine, claimed, reads) for engine in found))
-    return EnginesDraining(rows=tuple(rows), host=daemon.drains.host is not None)
+    async with daemon.slices.turn(whose(caller)):
+        counts = await _counted(daemon, found)
+    asked = [asyncio.create_task(_row(daemon, engine, counts)) async for engine in paced(found, ASKED_A_TURN)]
+    return EnginesDraining(rows=tuple(await asyncio.gather(*asked)), host=daemon.drains.host is not None)
 
 
 def registered(daemon: Daemon, scheduler: Client, seconds: float | None, *, again: bool) -> None:
@@ -84,21 +90,33 @@ def _change(daemon: Daemon, engine: LocalEngine, message: DrainEngines) -> None:
         daemon.drains.end(engine.facts.engine_id)
 
 
-def _counts(daemon: Daemon) -> tuple[Counter[str], Counter[str]]:
+@dataclass(frozen=True, slots=True)
+class _Counts:
     """Leases with readers, by the engine that gave them, and claims, by the engine that made them."""
-    claimed: Counter[str] = Counter()
-    for drained in daemon.drains.of:
-        for request_id in daemon.leases.requests_of(drained):
-            lease = daemon.leases.find((drained, request_id))
-            claimed[drained] += lease is not None and bool(lease.readers.keys() - {INHERITED})
-    now = time.monotonic()
-    reads = Counter(
-        one.client.engine.engine_id for one in daemon.readers.remembered.values() if one.until >= now
+
+    claimed: Counter[str]
+    reads: Counter[str]
+
+
+async def _counted(daemon: Daemon, found: list[LocalEngine]) -> _Counts:
+    """What there is to count of these engines, those that do not drain aside."""
+    drained = {engine.facts.engine_id for engine in found} & daemon.drains.of.keys()
+    counts = _Counts(Counter(), Counter())
+    names = (
+        (engine_id, request)
+        for engine_id in drained
+        for request in tuple(daemon.leases.requests_of(engine_id))
     )
-    return claimed, reads
+    async for name in paced(names):
+        lease = daemon.leases.find(name)
+        counts.claimed[name[0]] += lease is not None and bool(lease.readers.keys() - {INHERITED})
+    now = time.monotonic()
+    async for one in paced(list(daemon.readers.remembered.values())):
+        counts.reads[one.client.engine.engine_id] += one.until >= now
+    return counts
 
 
-async def _row(daemon: Daemon, engine: LocalEngine, claimed: Counter[str], reads: Counter[str]) -> DrainRow:
+async def _row(daemon: Daemon, engine: LocalEngine, counts: _Counts) -> DrainRow:
     engine_id, now = engine.facts.engine_id, time.monotonic()
     drain = daemon.drains.of.get(engine_id)
     held, note = await _ask(daemon, engine.scheduler, drain)
@@ -109,8 +127,8 @@ async def _row(daemon: Daemon, engine: LocalEngine, claimed: Counter[str], reads
         age=now - drain.began if drain else 0.0,
         grace=max(0.0, drain.closes - now) if drain else 0.0,
         leases=daemon.leases.count(engine_id),
-        claimed=claimed[engine_id],
-        reads=reads[engine_id],
+        claimed=counts.claimed[engine_id],
+        reads=counts.reads[engine_id],
         prefills=held.prefills if held else None,
         pushes=held.pushes if held else None,
         loads=held.loads if held else None,

@@ -15,7 +15,7 @@ from kvd.service.engines.lease_entry import INHERITED, LeaseEntry
 from kvd.service.engines.readers import Reader
 from kvd.service.errors import RequestRefused
 from kvd.service.handlers.operators import permitted
-from kvd.service.handlers.pages import PAGE_ROWS, Rows, page, place
+from kvd.service.handlers.pages import PAGE_ROWS, Rows, page, place, whose
 from kvd.service.handlers.sight import sight_of
 from kvd.service.permission import Sight
 from kvd.service.sockets.router import Caller
@@ -37,11 +37,11 @@ async def list_leases(daemon: Daemon, caller: Caller, query: ListLeases) -> Leas
     counts: Counter[str] = Counter()
     if query.every:
         after = place(query.after, _PLACES)
-        rows, more = await page(daemon.slices, _every(daemon, sight, query.engine_id, counts, after))
+        rows, more = await page(daemon.slices, caller, _every(daemon, sight, query.engine_id, counts, after))
         return LeaseList(rows=rows, hidden=counts["hidden"], more=more)
     most = min(query.limit, PAGE_ROWS)
-    given = await daemon.slices.collect(_given(daemon, sight, counts, most))
-    taken = await daemon.slices.collect(_taken(daemon, sight, counts, most))
+    given = await daemon.slices.collect(_given(daemon, sight, counts, most), whose(caller))
+    taken = await daemon.slices.collect(_taken(daemon, sight, counts, most), whose(caller))
     found = sorted(given + taken, key=lambda row: -row.age)[:most]
     return LeaseList(
         rows=tuple(found),

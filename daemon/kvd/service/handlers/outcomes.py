@@ -41,16 +41,16 @@ def report_outcomes(daemon: Daemon, caller: Caller, message: ReportOutcomes) -> 
 async def get_outcomes(daemon: Daemon, caller: Caller, message: GetOutcomes) -> Outcomes:
     """How requests were served at our own engines, and if wanted at those of linked kvds. Raises `RequestRefused`."""
     sight = await sight_of(daemon, caller)
-    rows, more = await page(daemon.slices, _rows(daemon, message.seconds, message.after, sight))
+    rows, more = await page(daemon.slices, caller, _rows(daemon, message.seconds, message.after, sight))
     hidden = sum(not sight.of(engine.uid) for engine in daemon.registry.engines.values())
     wanted = message.peers and not message.after and sight.everything
     peers = await _rows_of_peers(daemon, message.seconds) if wanted else ()
     return Outcomes(rows=rows + peers, more=more, hidden=hidden)
 
 
-async def from_peer(daemon: Daemon, _caller: Caller, message: GetOutcomes) -> Outcomes:
+async def from_peer(daemon: Daemon, caller: Caller, message: GetOutcomes) -> Outcomes:
     """The same at our own engines, for another kvd. Raises `RequestRefused`."""
-    rows, more = await page(daemon.slices, _rows(daemon, message.seconds, message.after, EVERYTHING))
+    rows, more = await page(daemon.slices, caller, _rows(daemon, message.seconds, message.after, EVERYTHING))
     return Outcomes(rows=rows, more=more)
 
 

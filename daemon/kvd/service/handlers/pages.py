@@ -8,7 +8,9 @@ from typing import Any, TypeAlias, TypeVar
 import msgspec
 
 from kvd.service.errors import RequestRefused
+from kvd.service.fairness.queue import Path
 from kvd.service.slices import Slices
+from kvd.service.sockets.router import Caller
 
 PAGE_ROWS = 2048
 """Most rows of one answer: more than a host of 64 engines has, and made in some milliseconds."""
@@ -22,9 +24,14 @@ Rows: TypeAlias = Iterator[tuple[Place, msgspec.Struct] | None]
 _ENCODER = msgspec.msgpack.Encoder()
 
 
-async def page(slices: Slices, rows: Rows[Any]) -> tuple[tuple[Any, ...], str]:
+def whose(caller: Caller) -> Path:
+    """In whose turn a caller's answers are made: his process's among those of his user, or his host's."""
+    return (caller.key, "") if caller.key else (caller.uid, caller.pid)
+
+
+async def page(slices: Slices, caller: Caller, rows: Rows[Any]) -> tuple[tuple[Any, ...], str]:
     """The first rows, as they stand on the wire, and the place after which there are more, or empty."""
-    found = await slices.collect(_fitting(rows))
+    found = await slices.collect(_fitting(rows), whose(caller))
     if not found or next((row for row in rows if row is not None), None) is None:
         return tuple(raw for _, raw in found), ""
     return tuple(raw for _, raw in found), msgspec.json.encode(found[-1][0]).decode()

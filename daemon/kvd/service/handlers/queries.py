@@ -44,16 +44,16 @@ _WORKER_PLACES = msgspec.json.Decoder(WorkerPlace)
 
 async def list_engines(daemon: Daemon, caller: Caller, query: ListEngines) -> EngineList:
     """Engines, local ones first. Raises `RequestRefused`."""
-    return await _engines(daemon, query, await sight_of(daemon, caller))
+    return await _engines(daemon, caller, query, await sight_of(daemon, caller))
 
 
-async def engines_here(daemon: Daemon, _caller: Caller, query: ListEngines) -> EngineList:
+async def engines_here(daemon: Daemon, caller: Caller, query: ListEngines) -> EngineList:
     """Our own engines, for another kvd. Raises `RequestRefused`."""
-    return await _engines(daemon, query, EVERYTHING, local_only=True)
+    return await _engines(daemon, caller, query, EVERYTHING, local_only=True)
 
 
 async def _engines(
-    daemon: Daemon, query: ListEngines, sight: Sight, *, local_only: bool = False
+    daemon: Daemon, caller: Caller, query: ListEngines, sight: Sight, *, local_only: bool = False
 ) -> EngineList:
     after = place(query.after, _ENGINE_PLACES)
     engines = daemon.registry.engines
@@ -70,7 +70,7 @@ async def _engines(
     rows = itertools.chain(
         _local_rows(daemon, local[: PAGE_ROWS + 1], seen), _remote_rows(daemon, remote[: PAGE_ROWS + 1], seen)
     )
-    found, more = await page(daemon.slices, rows)
+    found, more = await page(daemon.slices, caller, rows)
     return EngineList(rows=found, more=more)
 
 
@@ -166,8 +166,9 @@ def _without_key(card: EngineCard) -> EngineCard:
 async def list_workers(daemon: Daemon, caller: Caller, query: ListWorkers) -> WorkerList:
     """Local clients, engine by engine, the dead ones that are remembered included. Raises `RequestRefused`."""
     sight = await sight_of(daemon, caller)
-    rows, more = await page(daemon.slices, _worker_rows(daemon, place(query.after, _WORKER_PLACES), sight))
-    return WorkerList(rows=rows, more=more)
+    rows = _worker_rows(daemon, place(query.after, _WORKER_PLACES), sight)
+    found, more = await page(daemon.slices, caller, rows)
+    return WorkerList(rows=found, more=more)
 
 
 def _worker_rows(daemon: Daemon, after: WorkerPlace | None, sight: Sight) -> Rows[WorkerPlace]:

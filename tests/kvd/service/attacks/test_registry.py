@@ -3,47 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 from uuid import uuid4
 
 import pytest
 import zmq
 
-from kvd.service.config import Config, LeaseSettings, LivenessSettings
-from kvd.service.daemon import Daemon as Parts
 from kvd.service.engines import registry as registry_module
-from kvd.service.engines.draining import DrainTable
-from kvd.service.engines.leases import LeaseTable
-from kvd.service.engines.liveness import Liveness
-from kvd.service.engines.local_engine import Client
-from kvd.service.engines.outcome_counts import OutcomeCounts
-from kvd.service.engines.registry import Registry
 from kvd.service.handlers import outcomes, queries
-from kvd.service.loop_monitor import LoopMonitor, event_loop
-from kvd.service.peers.subscribers import Subscribers
-from kvd.service.permission import Operators
-from kvd.service.slices import Slices
-from kvd.service.sockets.events import Events
 from kvd.service.sockets.router import Caller
 from kvd.wire.frame import decode, encode
-from kvd.wire.identity import Endpoint, EngineFacts
 from kvd.wire.outcomes import GetOutcomes, OutcomeCount, ReportOutcomes
 from kvd.wire.query import ListEngines, ListWorkers
 from kvd.wire.registration import OpenLease
 from kvd.wire.reply import Refused
 from tests.support.attacked import assert_unfelled, attack, attacked, attacking
+from tests.support.crowded_host import TURN_SECONDS, Host, host
 from tests.support.daemons import Daemon, daemons, facts, wait_for, worker
 
-TURN_SECONDS = 0.020
-"""Of the processor's time, since a machine that runs tests gives some of it to others."""
 HERE = Caller(b"")
 
 
@@ -106,93 +88,6 @@ def test_registrations_as_fast_as_they_are_taken() -> None:
 
 
 # --- a host with all that may be, in this process, so that its turns are measured and nothing else ---
-
-
-class Host:
-    """The parts of a daemon that registrations and questions have to do with."""
-
-    def __init__(self) -> None:
-        self.turns = LoopMonitor()
-        events = Events(None, Counter())
-        self.registry = Registry(events, settled=0.0)
-        self.liveness = Liveness(self.registry, LivenessSettings())
-        self.outcomes = OutcomeCounts()
-        self.leases = LeaseTable(LeaseSettings(), events, self.outcomes, _nothing, _never)
-        peers: dict[Any, Any] = {}
-        self.daemon = cast(
-            "Parts",
-            SimpleNamespace(
-                registry=self.registry,
-                handshakes=SimpleNamespace(peers=peers),
-                drains=DrainTable(self.leases),
-                subscribers=Subscribers(),
-                leases=self.leases,
-                outcomes=self.outcomes,
-                slices=Slices(),
-                operators=Operators(),
-                config=Config(),
-                myself=SimpleNamespace(endpoint=Endpoint()),
-            ),
-        )
-
-    def take(self, engine: EngineFacts, rank: int | None = None, process: int = 1 << 22) -> Client:
-        """Register one, as the kernel would show it: of this user, and of a process that cannot be watched."""
-        made = uuid4().hex
-        if rank is None:
-            client = Client("scheduler", engine, made, process, made.encode(), uid=0, process=process)
-        else:
-            card = worker(engine, rank, made).card
-            client = Client(
-                "worker",
-                engine,
-                made,
-                process,
-                made.encode(),
-                rank=card.rank,
-                card=card,
-                uid=0,
-                process=process,
-            )
-        self.registry.register(client)
-        return client
-
-    async def measured(self, work: Awaitable[Any]) -> float:
-        """The longest turn, in seconds of the processor's time, while that is done."""
-        await asyncio.sleep(0)
-        self.turns.busiest = 0.0
-        await work
-        await asyncio.sleep(0)
-        return self.turns.busiest
-
-
-def _nothing(*_: object) -> None:
-    pass
-
-
-async def _never(*_: object) -> Any:
-    raise TimeoutError
-
-
-@contextmanager
-def host() -> Iterator[tuple[Host, Callable[[Awaitable[Any]], Any]]]:
-    """A host, and what runs something on its loop."""
-    turns = LoopMonitor()
-    gc.collect()
-    gc.freeze()  # as kvd does once it has started: what pytest and the tests before have made is none of its
-    with asyncio.Runner(loop_factory=lambda: event_loop(turns)) as runner:
-
-        async def make() -> Host:
-            made = Host()
-            made.turns = turns
-            return made
-
-        made = runner.run(make())
-
-        async def run(work: Awaitable[Any]) -> Any:
-            return await work
-
-        yield made, lambda work: runner.run(run(work))
-    gc.unfreeze()
 
 
 async def every_page(ask: Callable[[str], Awaitable[Any]]) -> int:
