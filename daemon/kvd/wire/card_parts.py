@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -16,9 +18,14 @@ ROW_BYTES = 128
 """About as much a worker takes besides its geometry, its metadata and the name of its host."""
 PART_BYTES = 1 << 20
 """A part ends with the worker that reaches this. Encoding and decoding it takes some milliseconds."""
-MAX_CARD_BYTES = 96 << 20
+MAX_CARD_BYTES = 64 << 20
 """Most bytes of a card when its parts are put together. 4,096 workers of 80 layers have 23 MB, and 51 MB where each
 layer is a region of its own."""
+OBJECT_BYTES = 512
+"""About what the objects of a worker take in memory besides what stands in its fields."""
+FACTS_BYTES, FACT_BYTES = 512, 128
+"""What the facts of an engine, and each of them, take besides their texts."""
+_NO_TEXT, _NO_BYTES = sys.getsizeof(""), sys.getsizeof(b"")
 
 
 def part_from(card: EngineCard, first: int, limit: int = PART_BYTES) -> CardPart:
@@ -55,6 +62,26 @@ def part_bytes(part: CardPart) -> int:
     return rows + sum(map(len, part.tails)) + 4096
 
 
+def text_bytes(texts: Iterable[str]) -> int:
+    """What texts take in memory besides their objects: one wide character makes each of a text's take four bytes."""
+    return sum(sys.getsizeof(text) - _NO_TEXT for text in texts)
+
+
+def facts_bytes(engine: EngineFacts) -> int:
+    """About what an engine's facts take in memory."""
+    texts = [engine.engine_id, engine.model, *engine.facts]
+    texts += [value for value in engine.facts.values() if isinstance(value, str)]
+    return FACTS_BYTES + FACT_BYTES * len(engine.facts) + text_bytes(texts)
+
+
+def kept_bytes(card: EngineCard) -> int:
+    """About what a card takes in memory. Its workers have their facts in common."""
+    return facts_bytes(card.engine) + sum(
+        OBJECT_BYTES + len(w.geometry) + len(w.metadata) + text_bytes((w.incarnation, w.host, w.backend))
+        for w in card.workers
+    )
+
+
 class Gathering:
     """The parts of a card as they come in, in their order."""
 
@@ -62,15 +89,33 @@ class Gathering:
         self.count = 0
         """Workers that are here."""
         self.bytes = 0
-        self._parts: list[tuple[EngineFacts, CardPart]] = []
+        """What the card takes in memory when it is put together."""
+        self.kept = 0
+        """What its parts take until then: what workers share is there once in each."""
+        self._engine: EngineFacts | None = None
+        self._parts: deque[CardPart] = deque()
 
     @property
     def workers(self) -> list[WorkerCard]:
         """The workers that are here, made anew each time."""
-        return [worker for engine, part in self._parts for worker in _workers(engine, part)]
+        return (
+            [] if self._engine is None else [w for part in self._parts for w in _workers(self._engine, part)]
+        )
+
+    def taken_apart(self) -> Iterator[WorkerCard]:
+        """The workers that are here, one by one, for whoever has other work in between. Each part goes with its last.
+
+        Workers of one host have its name in common.
+        """
+        texts: dict[str, str] = {}
+        while self._parts and self._engine is not None:
+            yield from _workers(self._engine, self._parts.popleft(), texts)
 
     def add(self, engine: EngineFacts, part: CardPart) -> bool:
-        """Take a part; whether it was the last. Raises `BadCard`."""
+        """Take a part; whether it was the last. The card's facts are those that its first part came with.
+
+        Raises `BadCard`.
+        """
         if part.first != self.count:
             raise BadCard(f"a part begins with worker {part.first}, wanted was {self.count}")
         if part.total > MOST_RANKS:
@@ -79,14 +124,23 @@ class Gathering:
             raise BadCard(f"a part without workers, and {part.total - part.next} of {part.total} are missing")
         if part.next > part.total:
             raise BadCard(f"{part.next} workers of an engine of {part.total}")
+        if self._engine is None:
+            self._engine = engine
+            self.kept = self.bytes = facts_bytes(engine)
         sizes = [len(tail) for tail in part.tails]
         for row in part.rows:
             if not 0 <= row.tail < len(sizes):
                 raise BadCard(f"worker {row.rank} names tail {row.tail} of {len(sizes)}")
-            self.bytes += len(row.head) + sizes[row.tail] + len(row.metadata)
+            own = OBJECT_BYTES + len(row.head) + len(row.metadata)
+            own += text_bytes((row.incarnation, row.host, row.backend))
+            self.bytes += own + sizes[row.tail]
+            self.kept += own
+        if unused := set(range(len(sizes))).difference(row.tail for row in part.rows):
+            raise BadCard(f"tail {min(unused)} of {len(sizes)} is no worker's")
+        self.kept += sum(sizes) + _NO_BYTES * len(sizes)
         if self.bytes > MAX_CARD_BYTES:
             raise BadCard(f"a card of more than {self.bytes} bytes, at most {MAX_CARD_BYTES} are taken")
-        self._parts.append((engine, part))
+        self._parts.append(part)
         self.count = part.next
         return part.next == part.total
 
@@ -108,22 +162,30 @@ class ToldCard:
         return self._card
 
 
+def with_facts_in_common(card: EngineCard) -> EngineCard:
+    """The card with one object for the facts of all its workers, which say the same of them."""
+    replace = msgspec.structs.replace
+    return replace(card, workers=tuple(replace(worker, engine=card.engine) for worker in card.workers))
+
+
 def with_workers(card: EngineCard, workers: Sequence[WorkerCard]) -> EngineCard:
     """The card with these workers."""
     return msgspec.structs.replace(card, workers=tuple(workers))
 
 
-def _workers(engine: EngineFacts, part: CardPart) -> list[WorkerCard]:
-    return [
-        WorkerCard(
+def _workers(
+    engine: EngineFacts, part: CardPart, texts: dict[str, str] | None = None
+) -> Iterator[WorkerCard]:
+    """The workers of a part. With ``texts`` those of them that are alike become one object."""
+    shared = {} if texts is None else texts
+    for row in part.rows:
+        yield WorkerCard(
             engine=engine,
             rank=row.rank,
             incarnation=row.incarnation,
             pid=row.pid,
-            host=row.host,
-            backend=row.backend,
+            host=shared.setdefault(row.host, row.host),
+            backend=shared.setdefault(row.backend, row.backend),
             geometry=row.head + part.tails[row.tail],
             metadata=row.metadata,
         )
-        for row in part.rows
-    ]

@@ -20,6 +20,7 @@ Wire versions
 from __future__ import annotations
 
 import re
+from collections.abc import Container
 from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, Annotated, TypeAlias
@@ -43,7 +44,7 @@ from kvd.wire import (
     transfer,
 )
 from kvd.wire.errors import Malformed, TooLarge, UnknownMessage, VersionMismatch, WireError
-from kvd.wire.limits import MOST, SMALL, Id, bytes_allowed
+from kvd.wire.limits import MOST, MOST_WHOLE_WORKERS, SMALL, Id, bytes_allowed
 from kvd.wire.reply import Reply, Request
 
 WIRE_VERSION = 2
@@ -115,6 +116,8 @@ _STEP = re.compile(r"\.([a-z_]+)|\[([0-9]+)\]")
 _FIELDS = msgspec.msgpack.Decoder(Annotated[dict[Id, msgspec.Raw], Meta(max_length=64)])
 _ITEMS = msgspec.msgpack.Decoder(Annotated[list[msgspec.Raw], Meta(max_length=8192)])
 _VALUE = msgspec.msgpack.Decoder(int | float | str | bool | None)
+_CARDS = ("engine_described", "peer_ready", "for_worker")
+"""Kinds that hold the card of an engine, whole or a part of it."""
 _SHOWN = 80
 """Characters of a kind or a value that nobody knows, in a message."""
 
@@ -129,13 +132,18 @@ def body(message: Message) -> msgspec.Raw:
     return msgspec.Raw(_ENCODER.encode(message))
 
 
-def decode(frame: bytes, most: int = MOST) -> tuple[Message, int]:
+def decode(frame: bytes, most: int = MOST, unwanted: Container[str] | None = None) -> tuple[Message, int]:
     """The message of a frame and its correlation id. ``most`` is how many bytes this side takes, of whatever kind.
+
+    A kvd says which kinds are ``unwanted`` here, so that large ones are refused by their front, and takes cards of so
+    many workers at a time as it can decode in a short turn.
 
     Raises `TooLarge`, `Malformed`, `VersionMismatch` or `UnknownMessage`, each with the correlation id where it could
     be read.
     """
     front = _front(frame, most) if len(frame) > SMALL else None
+    if front is not None and unwanted is not None:
+        _refuse_for_daemon(frame, front, unwanted)
     try:
         decoded = _FRAME.decode(frame)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -169,6 +177,20 @@ def _front(frame: bytes, most: int) -> _Front:
     if len(frame) > allowed:
         raise TooLarge(f"a {kind} of {len(frame)} bytes; at most {allowed} are taken", correlation)
     return _Front(kind, correlation)
+
+
+def _refuse_for_daemon(frame: bytes, front: _Front, unwanted: Container[str]) -> None:
+    if front.kind in unwanted:
+        raise TooLarge(
+            f"a {front.kind} of {len(frame)} bytes, which is taken from nobody here", front.correlation
+        )
+    # However the name of that field is packed, its letters stand there.
+    if front.kind in _CARDS and (count := frame.count(b"facts")) > MOST_WHOLE_WORKERS:
+        raise TooLarge(
+            f"a {front.kind} with the facts of {count} workers; at most {MOST_WHOLE_WORKERS} are taken, and more in"
+            " parts (give both kvds one version)",
+            front.correlation,
+        )
 
 
 def _wrong(frame: bytes, error: Exception, front: _Front | None) -> WireError:

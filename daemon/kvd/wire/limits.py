@@ -118,6 +118,15 @@ LARGEST = max(BYTES.values())
 """Bytes of the largest message of all, which clients have to take."""
 MOST_FOR_DAEMON = 16 * MIB
 """Bytes of a message that a kvd takes at all: the larger kinds are its own answers."""
+FOR_CLIENTS = frozenset(
+    {"kept_engine", "served", "workers", "leases", "engines_draining", "transfers", "status", "forced"}
+)
+"""What a kvd tells clients and is told by nobody: large ones of these are not looked at."""
+FOR_CLIENTS_AND_LINKS = FOR_CLIENTS | {"engines", "engine_described", "peer_ready"}
+"""The same for who connects to a kvd. Another kvd that was asked may answer with the last three."""
+MOST_WHOLE_WORKERS = 512
+"""Workers of a card that is not in parts, as a kvd takes it: each has facts, and 256 of these in 1 KB are as many
+objects, so that 16 MiB of them took 2 s and 240 MB to decode. Kvds tell cards in parts."""
 
 
 def bytes_allowed(kind: str) -> int:

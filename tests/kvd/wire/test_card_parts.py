@@ -64,3 +64,29 @@ def test_a_short_message_does_not_become_a_large_card(monkeypatch: pytest.Monkey
     monkeypatch.setattr(card_parts, "MAX_CARD_BYTES", 1000)
     with pytest.raises(BadCard, match="at most 1000"):
         Gathering().add(facts("p", tp=40), part_from(card(40), 0))
+
+
+def test_a_tail_that_no_worker_has_is_refused() -> None:
+    part = part_from(card(4), 0)
+    with pytest.raises(BadCard, match="tail 1 of 2 is no worker's"):
+        Gathering().add(facts("p", tp=4), msgspec.structs.replace(part, tails=(*part.tails, b"x")))
+
+
+def test_what_a_part_takes_is_counted_as_it_is_in_memory() -> None:
+    """A wide character makes each of a text's take four bytes, also where the wire has one for each."""
+    gathering, part = Gathering(), part_from(card(4), 0)
+    wide = tuple(
+        msgspec.structs.replace(row, host="h" * 499 + "\U0001f600", backend="b" * 500) for row in part.rows
+    )
+    gathering.add(facts("p", tp=4), msgspec.structs.replace(part, rows=wide))
+    assert gathering.kept > 4 * (4 * 500 + 500)
+    assert gathering.bytes > gathering.kept, "what the workers share counts for each of them"
+
+
+def test_workers_that_are_taken_apart_are_the_card_and_share_what_they_can() -> None:
+    whole, gathering = card(40), Gathering()
+    assert gathering.add(whole.engine, part_from(whole, 0))
+    workers = list(gathering.taken_apart())
+    assert with_workers(whole, workers) == whole
+    assert gathering.workers == []
+    assert len({id(one.host) for one in workers}) == 1

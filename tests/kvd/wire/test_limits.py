@@ -19,9 +19,12 @@ from kvd.wire.identity import Endpoint, EngineCard, EngineFacts, LeaseKey, Worke
 from kvd.wire.lease import LeaseClaim, LeaseExtend, LeaseOpened
 from kvd.wire.limits import (
     BYTES,
+    FOR_CLIENTS,
+    FOR_CLIENTS_AND_LINKS,
     LONGEST_ID,
     MIB,
     MOST,
+    MOST_FOR_DAEMON,
     MOST_LEASES_HELD,
     MOST_LEASES_OPENED,
     MOST_RECORDS,
@@ -214,3 +217,36 @@ def test_a_scheduler_registers_whatever_ids_its_clients_choose() -> None:
         readers=(OpenReader(key, "r" * 64, 3600.5),) * MOST_LEASES_HELD,
     )  # fmt: skip
     assert decode(encode(message, 1)) == (message, 1)
+
+
+def whole_card(workers: int) -> EngineCard:
+    """The card of an engine, not in parts."""
+    worker = WorkerCard(
+        engine=FACTS,
+        rank=Rank(),
+        incarnation="i",
+        pid=1,
+        host="h",
+        backend="b",
+        geometry=bytes(200),
+        metadata=b"",
+    )
+    return EngineCard(engine=FACTS, generation="g", workers=(worker,) * workers)
+
+
+def test_a_kvd_decodes_no_large_message_that_it_is_told_by_nobody() -> None:
+    """16 MiB of facts took 2 s and 240 MB to decode."""
+    large = encode(PeerReady(local_engine="d", peer=whole_card(600)), 7)
+    assert len(large) > SMALL
+    assert decode(large)[1] == 7, "a client takes it"
+    with pytest.raises(TooLarge, match="taken from nobody here") as unwanted:
+        decode(large, MOST_FOR_DAEMON, FOR_CLIENTS_AND_LINKS)
+    with pytest.raises(TooLarge, match="the facts of 601 workers; at most 512") as much:
+        decode(large, MOST_FOR_DAEMON, FOR_CLIENTS)
+    assert unwanted.value.correlation == much.value.correlation == 7
+    fits = encode(PeerReady(local_engine="d", peer=whole_card(500)), 7)
+    assert decode(fits, MOST_FOR_DAEMON, FOR_CLIENTS)[1] == 7
+
+
+def test_kinds_that_are_for_clients_are_kinds() -> None:
+    assert MESSAGES.keys() >= FOR_CLIENTS_AND_LINKS

@@ -7,7 +7,6 @@ client refers to no engine, and who waits for an engine is taken from it when th
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections.abc import Iterator
 from typing import Literal
@@ -23,9 +22,6 @@ from kvd.wire.identity import HERE, Endpoint, EngineCard, EngineFacts, WorkerCar
 
 ClientState = Literal["alive", "silent", "gone"]
 EngineState = Literal["ready", "partial", "gone"]
-FACTS_BYTES, FACT_BYTES = 512, 128
-"""What the facts of an engine, and each of them, take besides their texts."""
-NO_TEXT = sys.getsizeof("")
 ENDED_KEPT = 64
 """Generations of an engine that are remembered as ended."""
 
@@ -96,15 +92,6 @@ class Client(msgspec.Struct, gc=False):
         """
         shown = bool(self.process and process)
         return self.at == at and self.uid == uid and (self.process == process or not shown)
-
-
-def size_of(engine: EngineFacts) -> int:
-    """About what an engine's facts take, in bytes: one wide character makes each of a text's take four."""
-    texts = [engine.engine_id, engine.model, *engine.facts]
-    texts += [value for value in engine.facts.values() if isinstance(value, str)]
-    return (
-        FACTS_BYTES + FACT_BYTES * len(engine.facts) + sum(map(sys.getsizeof, texts)) - NO_TEXT * len(texts)
-    )
 
 
 def who(uid: int, process: int) -> str:

@@ -11,13 +11,14 @@ from typing import Protocol
 import msgspec
 
 from kvd.service.engines.belonging import refuse_another, refuse_conflict, refuse_stranger
-from kvd.service.engines.local_engine import ENDED_KEPT, Client, EngineState, LocalEngine, size_of
+from kvd.service.engines.local_engine import ENDED_KEPT, Client, EngineState, LocalEngine
 from kvd.service.engines.roster import Roster
 from kvd.service.engines.tombstones import Tombstones
 from kvd.service.errors import RequestRefused
 from kvd.service.fairness.tally import Tally, beyond
 from kvd.service.sockets.events import Events
 from kvd.shown import MAX_NAMES, few
+from kvd.wire.card_parts import facts_bytes
 from kvd.wire.names import generation_of
 
 SCHEDULER_SECONDS = 2.0
@@ -353,7 +354,7 @@ class Registry:
             self._count(engine, 1)
             if state == "gone":
                 self._gone.add(engine_id, engine.uid)
-                if size_of(engine.facts) > LARGE_BYTES:
+                if facts_bytes(engine.facts) > LARGE_BYTES:
                     engine.facts = msgspec.structs.replace(engine.facts, facts={})
             else:
                 self._gone.discard(engine_id)

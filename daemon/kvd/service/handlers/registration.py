@@ -8,12 +8,13 @@ from kvd.geometry.errors import GeometryError
 from kvd.geometry.packing import unpack
 from kvd.geometry.rank import Rank
 from kvd.service.daemon import Daemon
-from kvd.service.engines.local_engine import Client, LocalEngine, size_of
+from kvd.service.engines.local_engine import Client, LocalEngine
 from kvd.service.errors import RequestRefused
 from kvd.service.handlers import drains
 from kvd.service.handlers.senders import client_of
 from kvd.service.sockets.router import Caller
 from kvd.shown import escaped, has_controls
+from kvd.wire.card_parts import facts_bytes
 from kvd.wire.codes import OthersCode
 from kvd.wire.identity import DIGEST_KEY_BYTES, HERE, Endpoint, EngineFacts, WorkerCard
 from kvd.wire.limits import LONGEST_ID
@@ -99,7 +100,7 @@ def register_scheduler(daemon: Daemon, caller: Caller, message: RegisterSchedule
         uid=caller.uid,
         process=caller.pid,
         policy=message.policy,
-        size=size_of(message.engine),
+        size=facts_bytes(message.engine),
         digest_key=message.digest_key,
         home=home,
     )
@@ -141,7 +142,7 @@ def registered_as(daemon: Daemon, engine: LocalEngine) -> Registered:
 
 def card_size(card: WorkerCard) -> int:
     """About what a worker's card takes, in bytes."""
-    return len(card.geometry) + len(card.metadata) + size_of(card.engine)
+    return len(card.geometry) + len(card.metadata) + facts_bytes(card.engine)
 
 
 def _home(daemon: Daemon, named: Endpoint | None) -> Endpoint | None:

@@ -11,12 +11,15 @@ import msgspec
 
 from kvd.service.config import PeerSettings
 from kvd.service.errors import PeerAway, RequestRefused
+from kvd.service.fairness.budget import ALL, Budget, FairShare
 from kvd.service.fairness.tally import Tally
 from kvd.service.peers.card_check import check_card
 from kvd.service.peers.links import PeerLinks
 from kvd.service.peers.peer_engine import Key, PeerEngine
+from kvd.service.slices import Slices
 from kvd.service.sockets.events import Events
-from kvd.wire.card_parts import Gathering, with_workers
+from kvd.service.sockets.fair_lines import ASKER
+from kvd.wire.card_parts import Gathering, with_facts_in_common, with_workers
 from kvd.wire.errors import BadCard
 from kvd.wire.frame import kind_of
 from kvd.wire.handshake import DescribeEngine, EngineDescribed
@@ -27,6 +30,15 @@ MOST_FLIGHTS = 4096
 """Most cards that are fetched at a time; a thousand handshakes a second of which each takes four seconds."""
 MOST_FLIGHTS_OF_ONE = 256
 """Most of them from one kvd: a host has some tens of engines, each may be asked for with and without its key."""
+
+UNDERWAY_BYTES = 64 << 20
+"""Most that parts of cards take which are not whole yet. A card of one part is never among them. Parts of 4,096 workers
+of 80 layers have 8 MB, and 40 MB where each layer is a region of its own."""
+UNDERWAY_BYTES_OF_ONE = 48 << 20
+"""Of that for the questions of one user, and for the cards of one kvd."""
+
+SMALL_CARD = 1 << 20
+"""A card of one part and no more bytes is put together at once, and never under way."""
 
 MOST_HANDSHAKES = 12
 """So many times ``peer.handshake_seconds`` all parts of a card may take together. Each may take that once."""
@@ -55,6 +67,8 @@ class Flights:
         self._keep = keep
         self._flights: dict[Flight, asyncio.Task[PeerEngine]] = {}
         self._of: Tally[Endpoint] = Tally()
+        self._underway = Budget("parts of cards", "bytes")
+        self._slices = Slices()
 
     async def fetch(self, key: Key, generation: str, *, keyed: bool) -> PeerEngine:
         """The engine's card, fetched once for all who ask for it now. Raises `RequestRefused`."""
@@ -96,6 +110,7 @@ class Flights:
         try:
             card = await self._card(key, keyed=keyed)
             check_card(card, engine_id, f"the kvd at {endpoint}")
+            card = with_facts_in_common(card)
             # Kept before the flight ends: between the two nobody may find neither, and fetch it again.
             return self._keep(key, card)
         except PeerAway as away:
@@ -114,48 +129,88 @@ class Flights:
 
         Where many ask at a time for the card of a large engine each part takes long: as long as parts come, more come.
         """
-        endpoint, engine_id = key
-        where = f"the kvd at {endpoint}"
         deadline = time.monotonic() + self._settings.handshake_seconds
         last = deadline + (MOST_HANDSHAKES - 1) * self._settings.handshake_seconds
-        parts, generation = Gathering(), ""
-        while True:
-            question = msgspec.structs.replace(
-                self._question,
-                engine_id=engine_id,
-                keyed=keyed,
-                first=len(parts.workers),
-                generation=generation,
-            )
-            try:
-                answer = await self._links.get(endpoint).ask(question, max(0.0, deadline - time.monotonic()))
-            except PeerAway:
-                if not parts.workers or time.monotonic() + AGAIN_SECONDS > deadline:
-                    raise
-                await asyncio.sleep(
-                    AGAIN_SECONDS
-                )  # what has come is kept, the rest comes over the next connection
-                continue
-            if isinstance(answer, Refused):
-                raise RequestRefused.passed_on(answer, where)
-            if not isinstance(answer, EngineDescribed):
-                raise RequestRefused("KVD-PEER-PROTOCOL", f"{where} answered {kind_of(answer)}")
-            if answer.part is None:
-                return answer.card
-            generation = generation or answer.card.generation
-            if answer.card.generation != generation:
-                raise RequestRefused(
-                    "KVD-PEER-GENERATION",
-                    f"engine {engine_id!r} restarted while it was fetched: it was generation {generation}, and"
-                    f" is {answer.card.generation}",
-                    hint="ask again",
+        parts, generation, held = Gathering(), "", list[int]()
+        shares = _shares(key[0])
+        try:
+            while True:
+                question = msgspec.structs.replace(
+                    self._question, engine_id=key[1], keyed=keyed, first=parts.count, generation=generation
                 )
-            try:
-                if parts.add(answer.card.engine, answer.part):
-                    return with_workers(answer.card, parts.workers)
-            except BadCard as error:
-                raise RequestRefused(
-                    "KVD-PEER-CARD", f"{where}: engine {engine_id!r}: {error.message}"
-                ) from None
-            deadline = min(time.monotonic() + self._settings.handshake_seconds, last)
-            await asyncio.sleep(0)  # a part a turn
+                described = await self._described(key, question, deadline)
+                if described is None:  # the rest comes over the next connection
+                    await asyncio.sleep(AGAIN_SECONDS)
+                    continue
+                if described.part is None:
+                    return described.card
+                before, card = parts.kept, described.card
+                whole = _take(parts, described, generation, key)
+                if whole and parts.bytes <= SMALL_CARD:
+                    return with_workers(card, parts.workers)
+                more = parts.kept - before
+                if full := self._underway.full(shares, more):
+                    raise RequestRefused(
+                        "KVD-BUSY", f"engine {key[1]!r} of the kvd at {key[0]}: {full}", hint="try again"
+                    )
+                self._underway.take(shares, more)
+                held.append(more)
+                if whole:
+                    workers = await self._slices.collect(parts.taken_apart())
+                    return with_workers(card, workers)
+                generation = card.generation
+                del (
+                    described,
+                    card,
+                )  # a part may come with facts of its own, and the next one may be long in coming
+                deadline = min(time.monotonic() + self._settings.handshake_seconds, last)
+                await asyncio.sleep(0)  # a part a turn
+        finally:
+            for size in held:
+                self._underway.give_back(shares, size)
+
+    async def _described(self, key: Key, question: DescribeEngine, deadline: float) -> EngineDescribed | None:
+        """The card or a part of it; None where the connection was lost between two parts, and there is time left.
+
+        Raises `RequestRefused` and `PeerAway`.
+        """
+        endpoint, where = key[0], f"the kvd at {key[0]}"
+        try:
+            answer = await self._links.get(endpoint).ask(question, max(0.0, deadline - time.monotonic()))
+        except PeerAway:
+            if not question.first or time.monotonic() + AGAIN_SECONDS > deadline:
+                raise
+            return None
+        if isinstance(answer, Refused):
+            raise RequestRefused.passed_on(answer, where)
+        if not isinstance(answer, EngineDescribed):
+            raise RequestRefused("KVD-PEER-PROTOCOL", f"{where} answered {kind_of(answer)}")
+        return answer
+
+
+def _take(parts: Gathering, described: EngineDescribed, generation: str, key: Key) -> bool:
+    """Take a part of a card of that ``generation``, or its first; whether it was the last. Raises `RequestRefused`."""
+    endpoint, engine_id = key
+    if described.card.generation != (generation or described.card.generation):
+        raise RequestRefused(
+            "KVD-PEER-GENERATION",
+            f"engine {engine_id!r} restarted while it was fetched: it was generation {generation}, and"
+            f" is {described.card.generation}",
+            hint="ask again",
+        )
+    try:
+        return described.part is not None and parts.add(described.card.engine, described.part)
+    except BadCard as error:
+        raise RequestRefused(
+            "KVD-PEER-CARD", f"the kvd at {endpoint}: engine {engine_id!r}: {error.message}"
+        ) from None
+
+
+def _shares(endpoint: Endpoint) -> tuple[FairShare, ...]:
+    """Where parts count: with the kvd that gives them, with the one who caused the question, with all."""
+    asker = ASKER.get()
+    return (
+        FairShare(("from", endpoint), f"of the kvd at {endpoint}", size=UNDERWAY_BYTES_OF_ONE),
+        FairShare(("for", asker), "for one user or host", size=UNDERWAY_BYTES_OF_ONE),
+        FairShare(ALL, "in all", size=UNDERWAY_BYTES),
+    )

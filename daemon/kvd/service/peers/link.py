@@ -25,6 +25,7 @@ from kvd.wire.errors import WireError
 from kvd.wire.frame import Message, decode, encode
 from kvd.wire.handshake import EngineEnded, Ping, Pong
 from kvd.wire.identity import Endpoint
+from kvd.wire.limits import FOR_CLIENTS, MOST_FOR_DAEMON
 from kvd.wire.query import PeerRow
 from kvd.zmtp.events import Handshaken, Received, Subscribed, Unsubscribed
 
@@ -269,10 +270,14 @@ class PeerLink:
 
     def _take(self, received: Received) -> None:
         try:
-            message, correlation = decode(received.body)
+            message, correlation = decode(received.body, MOST_FOR_DAEMON, FOR_CLIENTS)
         except WireError as error:
             self._events.counters["peers.unreadable"] += 1
             log.warning("the kvd at %s sent what cannot be read: %s", self.endpoint, error.message)
+            if (waits := self._asked.get(error.correlation)) and not waits.done():
+                waits.set_exception(
+                    PeerAway(f"the kvd at {self.endpoint} sent what cannot be read: {error.message}")
+                )
             return
         if isinstance(message, EngineEnded):
             self._listener.peer_engine_gone(

@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from kvd.wire.card_parts import card_bytes, part_from
+from kvd.wire.card_parts import kept_bytes, part_from
 from kvd.wire.handshake import PeerReady
 from kvd.wire.identity import Endpoint, EngineCard
 
@@ -42,8 +42,8 @@ class PeerEngine:
     """By what they differ in: the local engine, if the peer was fetched just now, whether it is brief, which part."""
 
     def __post_init__(self) -> None:
-        """``size`` is about the bytes of its card."""
-        self.size = self.size or card_bytes(self.card)
+        """``size`` is about the bytes that its card takes."""
+        self.size = self.size or kept_bytes(self.card)
 
     def change(self, state: Literal["ready", "unreachable", "gone"], reason: str) -> None:
         """It is in another state from now on."""

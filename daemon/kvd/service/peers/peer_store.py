@@ -14,9 +14,9 @@ MOST = 4096
 """Most peer engines that are known: 64 a host, of 64 hosts."""
 MOST_OF_ONE = 256
 """Most of them from one kvd."""
-MOST_BYTES = 144 << 20
+MOST_BYTES = 112 << 20
 """Most bytes of all their cards. One of 4,096 workers of 80 layers has 25 MB, one of eight workers 50 KB."""
-MOST_BYTES_OF_ONE = 112 << 20
+MOST_BYTES_OF_ONE = 80 << 20
 """Most of them from one kvd: one of the largest cards that are taken, and many others."""
 
 _NONE: Mapping[str, PeerEngine] = MappingProxyType({})

@@ -24,7 +24,7 @@ from kvd.service.sockets.shares import shares_of_waiting
 from kvd.wire.codes import counted_as
 from kvd.wire.errors import Malformed, TooLarge, UnknownMessage, VersionMismatch, WireError
 from kvd.wire.frame import Message, body, decode, encode, kind_of
-from kvd.wire.limits import MOST_FOR_DAEMON
+from kvd.wire.limits import FOR_CLIENTS_AND_LINKS, MOST_FOR_DAEMON
 from kvd.wire.reply import Refused, Reply, refusal
 from kvd.zmtp.events import Received, Subscribed, Unsubscribed
 
@@ -194,7 +194,7 @@ class Router:
             )
             return None
         try:
-            message, correlation = decode(received.body, MOST_FOR_DAEMON)
+            message, correlation = decode(received.body, MOST_FOR_DAEMON, FOR_CLIENTS_AND_LINKS)
         except WireError as error:
             self._counters[f"received.{_KINDS_OF_JUNK.get(type(error), 'malformed')}"] += 1
             self._reply(caller, unreadable(error), error.correlation)
