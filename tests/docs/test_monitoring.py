@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 import yaml
 
 from tests.support.daemons import ROOT
+from tests.support.promtool import promtool
 
 CONFIGS = ROOT / "configs" / "monitoring"
 PAGE = (ROOT / "docs" / "monitoring.md").read_text()
@@ -141,10 +141,8 @@ def checked(tool: str, *arguments: str, folder: Path = CONFIGS) -> str:
 
 
 def test_promtool_takes_the_files_and_each_alert_fires_where_it_should(tmp_path: Path) -> None:
-    promtool = shutil.which("promtool")
-    if promtool is None:
-        pytest.skip("promtool is not installed; Debian's package prometheus has it")
-    checked(promtool, "check", "config", "kvd-scrape.yaml")
+    tool = promtool()
+    checked(tool, "check", "config", "kvd-scrape.yaml")
     tests: list[dict[str, Any]] = []
     for name, (series, labels) in SERIES.items():
         fired = {"exp_labels": {"instance": "a", "severity": ALERTS[name]["labels"]["severity"], **labels}}
@@ -161,4 +159,4 @@ def test_promtool_takes_the_files_and_each_alert_fires_where_it_should(tmp_path:
     (tmp_path / "kvd-alerts.yaml").write_text(yaml.safe_dump(alerts))
     made = {"rule_files": ["kvd-rules.yaml", "kvd-alerts.yaml"], "tests": tests}
     (tmp_path / "test.yaml").write_text(yaml.safe_dump(made))
-    assert "SUCCESS" in checked(promtool, "test", "rules", "test.yaml", folder=tmp_path)
+    assert "SUCCESS" in checked(tool, "test", "rules", "test.yaml", folder=tmp_path)

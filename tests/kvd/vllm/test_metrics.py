@@ -6,7 +6,6 @@ import ast
 import importlib.util
 import pickle
 import re
-import shutil
 import subprocess
 import warnings
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from kvd.worker.tally import TransferTally
 from tests.kvd.worker.test_tally import record
+from tests.support.promtool import promtool
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # importing vLLM takes its time
 
@@ -178,9 +178,6 @@ def test_the_rules_give_every_metric_of_ours_by_the_name_that_stock_has(scraped:
 
 
 def test_promtool_finds_our_transfers_by_stocks_names(scraped: str, tmp_path: Path) -> None:
-    promtool = shutil.which("promtool")
-    if promtool is None:
-        pytest.skip("promtool is not installed; Debian's package prometheus has it")
     found = {name: value for name, value in samples(scraped).items() if name.startswith("vllm:kvd_")}
     by_name = rules()
     tests = {
@@ -203,7 +200,7 @@ def test_promtool_finds_our_transfers_by_stocks_names(scraped: str, tmp_path: Pa
     }
     (tmp_path / "test.yaml").write_text(yaml.safe_dump(tests))
     done = subprocess.run(
-        [promtool, "test", "rules", str(tmp_path / "test.yaml")], capture_output=True, text=True, check=False
+        [promtool(), "test", "rules", str(tmp_path / "test.yaml")], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
