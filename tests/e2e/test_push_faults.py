@@ -335,7 +335,8 @@ def test_what_shares_the_window_of_a_request_that_was_given_up_arrives_all_the_s
     if record.state == "done":
         assert record.attempts == 2
     else:
-        assert "not complete within" in record.cause
+        # Too late, or so late that the prompt was prefilled, and its blocks freed, before the new window was announced.
+        assert any(words in record.cause for words in ("not complete within", "no longer kept"))
     pair.well()
 
 
