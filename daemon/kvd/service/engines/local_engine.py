@@ -17,6 +17,7 @@ from kvd.geometry.content import added
 from kvd.geometry.rank import Rank
 from kvd.service.engines.shape import engine_shape
 from kvd.service.errors import RequestRefused
+from kvd.shown import MAX_WORD, cut
 from kvd.topology.compatibility_class import class_of
 from kvd.wire.identity import HERE, Endpoint, EngineCard, EngineFacts, WorkerCard
 
@@ -85,6 +86,19 @@ class Client(msgspec.Struct, gc=False):
         """The home of its engine, where that is another kvd."""
         return self.home if self.home != HERE else None
 
+    def remember_briefly(self) -> None:
+        """It is gone: it is remembered for operators, who look at no card and at the front of a long name."""
+        self.engine, self.policy = briefly(self.engine), cut(self.policy, MAX_WORD)
+        if self.card is not None:
+            self.card = msgspec.structs.replace(
+                self.card,
+                engine=self.engine,
+                host=cut(self.card.host, MAX_WORD),
+                backend=cut(self.card.backend, MAX_WORD),
+                geometry=b"",
+                metadata=b"",
+            )
+
     def is_of(self, uid: int, process: int, at: Endpoint | None = None) -> bool:
         """Whether it is that user's, and that process's where the kernel shows both, of this host or another one.
 
@@ -92,6 +106,11 @@ class Client(msgspec.Struct, gc=False):
         """
         shown = bool(self.process and process)
         return self.at == at and self.uid == uid and (self.process == process or not shown)
+
+
+def briefly(engine: EngineFacts) -> EngineFacts:
+    """What is remembered of the facts of an engine that is gone, or of which a client is."""
+    return msgspec.structs.replace(engine, model=cut(engine.model, MAX_WORD), facts={})
 
 
 def who(uid: int, process: int) -> str:

@@ -8,10 +8,8 @@ import time
 from collections.abc import Mapping
 from typing import Protocol
 
-import msgspec
-
 from kvd.service.engines.belonging import refuse_another, refuse_conflict, refuse_stranger
-from kvd.service.engines.local_engine import ENDED_KEPT, Client, EngineState, LocalEngine
+from kvd.service.engines.local_engine import ENDED_KEPT, Client, EngineState, LocalEngine, briefly
 from kvd.service.engines.roster import Roster
 from kvd.service.engines.tombstones import Tombstones
 from kvd.service.errors import RequestRefused
@@ -167,11 +165,7 @@ class Registry:
         self.roster.change(client, "gone", reason)
         client.ended = ended
         # It is remembered for operators, who look at no card.
-        client.engine = msgspec.structs.replace(client.engine, facts={})
-        if client.card is not None:
-            client.card = msgspec.structs.replace(
-                client.card, engine=client.engine, geometry=b"", metadata=b""
-            )
+        client.remember_briefly()
         engine = self.engines[client.engine.engine_id]
         engine.lose(client)
         engine.told = ""  # its home hears of it next
@@ -355,7 +349,7 @@ class Registry:
             if state == "gone":
                 self._gone.add(engine_id, engine.uid)
                 if facts_bytes(engine.facts) > LARGE_BYTES:
-                    engine.facts = msgspec.structs.replace(engine.facts, facts={})
+                    engine.facts = briefly(engine.facts)
             else:
                 self._gone.discard(engine_id)
         engine.reason = reason

@@ -14,7 +14,7 @@ from kvd.service.handlers import drains
 from kvd.service.handlers.senders import client_of
 from kvd.service.sockets.router import Caller
 from kvd.shown import escaped, has_controls
-from kvd.wire.card_parts import facts_bytes
+from kvd.wire.card_parts import facts_bytes, text_bytes
 from kvd.wire.codes import OthersCode
 from kvd.wire.identity import DIGEST_KEY_BYTES, HERE, Endpoint, EngineFacts, WorkerCard
 from kvd.wire.limits import LONGEST_ID
@@ -100,7 +100,7 @@ def register_scheduler(daemon: Daemon, caller: Caller, message: RegisterSchedule
         uid=caller.uid,
         process=caller.pid,
         policy=message.policy,
-        size=facts_bytes(message.engine),
+        size=facts_bytes(message.engine) + text_bytes((message.incarnation, message.policy)),
         digest_key=message.digest_key,
         home=home,
     )
@@ -142,7 +142,8 @@ def registered_as(daemon: Daemon, engine: LocalEngine) -> Registered:
 
 def card_size(card: WorkerCard) -> int:
     """About what a worker's card takes, in bytes."""
-    return len(card.geometry) + len(card.metadata) + facts_bytes(card.engine)
+    names = text_bytes((card.incarnation, card.host, card.backend))
+    return len(card.geometry) + len(card.metadata) + names + facts_bytes(card.engine)
 
 
 def _home(daemon: Daemon, named: Endpoint | None) -> Endpoint | None:

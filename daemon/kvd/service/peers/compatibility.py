@@ -16,6 +16,7 @@ from kvd.service.peers.card_shape import CardShapes
 from kvd.service.peers.comparer.pool import Comparer, Whose
 from kvd.service.peers.peer_engine import PeerEngine
 from kvd.topology.findings import ONE_ID
+from kvd.wire.card_parts import text_bytes
 from kvd.wire.identity import Endpoint
 from kvd.wire.reply import RefusalFactor, Refused
 
@@ -24,6 +25,9 @@ Turn = Callable[[Whose], AbstractAsyncContextManager[Comparer]]
 Pair = tuple[str, str]
 KEPT = 4096
 """Most pairs whose verdict is remembered."""
+KEPT_BYTES = 16 << 20
+"""Most that they take. Those that fit take 300 bytes; one that does not has the texts of two engines' facts."""
+VERDICT_BYTES = 512
 AGAIN_SECONDS = 30.0
 """A pair that was refused is compared again when it is asked for after this long: nothing is refused for ever."""
 
@@ -39,6 +43,7 @@ class _Verdict:
     at: float
     whose: Whose
     refusal: Refused | None = None
+    size: int = VERDICT_BYTES
 
     def holds(self) -> bool:
         """Whether it may still be used. That two shapes fit does not change."""
@@ -119,17 +124,20 @@ class CompatibilityCache:
         return bad
 
     def _keep(self, whose: Whose, pair: Pair, bad: Factors, refusal: Refused | None = None) -> None:
-        """Remember a verdict. Of too many the oldest goes of those in whose line most were found."""
+        """Remember a verdict. Of too many the oldest goes of those whose verdicts take most."""
         self._forget(pair)
-        self._found[pair] = _Verdict(bad, time.monotonic(), whose, refusal)
-        self._kept.add(whose)
-        if len(self._found) > KEPT:
+        size = VERDICT_BYTES + text_bytes(
+            (*pair, *(text for f in bad for text in (f.name, f.local, f.remote, f.note)))
+        )
+        self._found[pair] = _Verdict(bad, time.monotonic(), whose, refusal, size)
+        self._kept.add(whose, size)
+        while len(self._found) > KEPT or self._kept.total > KEPT_BYTES:
             most = max(self._kept.of, key=lambda one: self._kept[one])
             self._forget(next(old for old, verdict in self._found.items() if verdict.whose == most))
 
     def _forget(self, pair: Pair) -> None:
         if (verdict := self._found.pop(pair, None)) is not None:
-            self._kept.add(verdict.whose, -1)
+            self._kept.add(verdict.whose, -verdict.size)
 
     def _done(self, pair: Pair, done: asyncio.Task[Factors]) -> None:
         del self._underway[pair]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from kvd.service.engines.local_engine import LocalEngine
 from kvd.service.engines.registry import Registry
+from kvd.wire.card_parts import text_bytes
 from kvd.wire.frame import Message
 from kvd.wire.handshake import EngineEnded, Ping
 
@@ -78,7 +79,7 @@ class Subscribers:
             engine = registry.engines.get(engine_id)
             if engine is not None and generation and engine.generation == generation:
                 using[engine.facts.engine_id] = engine.generation
-            elif engine_id not in using and (size := len(f"{engine_id}{generation}".encode())) <= room:
+            elif engine_id not in using and (size := text_bytes((engine_id, generation))) <= room:
                 using[engine_id] = generation
                 room -= size
         self._put(route, Subscriber(ping.kvd_id, key, using, now, given))

@@ -13,10 +13,10 @@ import zmq
 from kvd.wire.frame import Message, decode, encode
 from kvd.wire.handshake import Ping
 from kvd.wire.order import PlannedMiss, ReportForced
-from kvd.wire.registration import Registered
+from kvd.wire.registration import Registered, Unregister
 from kvd.wire.reply import Ok, Refused
 from tests.support.attacked import assert_unfelled, attack, attacked
-from tests.support.daemons import daemons, facts, scheduler, wait_for
+from tests.support.daemons import daemons, facts, scheduler, wait_for, worker
 from tests.support.orders import order
 
 WIDE = "\U0001f600"
@@ -102,4 +102,56 @@ def test_what_a_peer_says_that_it_uses_is_remembered_where_it_is_here() -> None:
     with daemons() as (kvd,):
         with attacked(kvd) as watch:
             assert attack(ping_of_much, kvd.port, seconds=60.0)
+        assert_unfelled(watch.verdict(), ping_seconds=0.1)
+
+
+def register_wide_names(directory: Path) -> None:
+    """Workers and schedulers all of whose names are as long and as wide as they may be, which end and come anew."""
+    text = "n" * 500 + WIDE
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.linger, dealer.rcvtimeo = 0, 20_000
+        dealer.connect(f"ipc://{directory}/kvd.sock")
+        for turn in range(6):
+            names = []
+            for number in range(1 + 1500 * turn, 1501 + 1500 * turn):
+                engine = msgspec.structs.replace(facts(f"{number}{text}"), model="m" * 16_000 + WIDE)
+                made = worker(engine, incarnation=f"{number}{text}")
+                card = msgspec.structs.replace(made.card, host=text, backend=text)
+                answer = spoken(dealer, msgspec.structs.replace(made, card=card), number)
+                if isinstance(answer, Refused):
+                    assert answer.code == "KVD-TOO-MANY", answer
+                    break
+                names.append(card.incarnation)
+            for name in names:
+                assert spoken(dealer, Unregister(incarnation=name), 1) == Ok()
+
+
+def test_names_of_wide_characters_count_as_what_they_take_also_of_who_is_gone() -> None:
+    """Who was gone kept the name of its model: kvd had 366 MiB."""
+    with daemons() as (kvd,):
+        with attacked(kvd) as watch:
+            assert attack(register_wide_names, kvd.directory, seconds=90.0)
+        assert_unfelled(watch.verdict(), ping_seconds=0.1)
+
+
+def register_workers_with_wide_names(directory: Path) -> None:
+    """As many workers of one engine as there may be, whose hosts, backends and incarnations are wide."""
+    text = "n" * 500 + WIDE
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.linger, dealer.rcvtimeo = 0, 20_000
+        dealer.connect(f"ipc://{directory}/kvd.sock")
+        for number in range(16_384):
+            engine = facts(f"{number}{text}")
+            made = worker(engine, incarnation=f"{number}{text}")
+            card = msgspec.structs.replace(made.card, host=f"{number}{text}", backend=f"{number}{text}")
+            answer = spoken(dealer, msgspec.structs.replace(made, card=card), 1 + number)
+            if isinstance(answer, Refused):
+                assert answer.code == "KVD-TOO-MANY", answer
+                return
+
+
+def test_as_many_workers_with_wide_names_as_are_taken() -> None:
+    with daemons() as (kvd,):
+        with attacked(kvd) as watch:
+            assert attack(register_workers_with_wide_names, kvd.directory, seconds=90.0)
         assert_unfelled(watch.verdict(), ping_seconds=0.1)

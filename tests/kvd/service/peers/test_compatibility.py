@@ -200,3 +200,22 @@ def test_a_comparison_that_failed_is_made_again() -> None:
         assert await verdicts.find(local(), THERE, peer()) == (False, (BAD,))
 
     asyncio.run(ask())
+
+
+def test_verdicts_are_remembered_by_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Factors name what others wrote: 4,096 verdicts of wide texts were 800 MiB."""
+    monkeypatch.setattr(compatibility, "KEPT_BYTES", 1 << 16)
+    wide = RefusalFactor("model", "m" * 499 + "\U0001f600", "n" * 499 + "\U0001f600", ok=False)
+
+    class Wide(Comparisons):
+        async def bad(self, _local: EngineCard) -> tuple[RefusalFactor, ...]:
+            return (wide,) * 4
+
+    verdicts = verdicts_by(Wide())
+
+    async def ask() -> None:
+        for number in range(20):
+            await verdicts.find(local(shape=f"made up {number}"), THERE, peer())
+
+    asyncio.run(ask())
+    assert len(verdicts._found) == 3  # each of 4 factors with two texts of 2,000 bytes
