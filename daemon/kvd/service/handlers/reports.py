@@ -110,7 +110,7 @@ def _unknown_engines(daemon: Daemon, records: tuple[TransferRecord, ...]) -> lis
             found[key] = local.card()
     for key in wanted.difference(found):
         for peer in daemon.handshakes.peers.named(key[0]).values():
-            if peer.card.generation == key[1]:
+            if peer.card.generation == key[1] and peer.card.workers:
                 found[key] = peer.card
     return list(found.values())
 

@@ -20,7 +20,7 @@ from kvd.service.peers.greetings import Greetings
 from kvd.service.peers.links import PeerLinks
 from kvd.service.peers.one_card import displaced
 from kvd.service.peers.peer_engine import Key, PeerEngine
-from kvd.service.peers.peer_store import PeerStore
+from kvd.service.peers.peer_store import ENDED_SECONDS, PeerStore
 from kvd.service.sockets.events import Events
 from kvd.wire.frame import Message
 from kvd.wire.handshake import DescribeEngine, GetPeer, PeerGone, PeerReady
@@ -236,7 +236,7 @@ class Handshakes:
         peer = self.peers.get((endpoint, engine_id))
         if peer is None or peer.state == "gone" or peer.card.generation != generation:
             return
-        peer.change("gone", reason)
+        self.peers.end((endpoint, engine_id), reason)
         self._forget_refusals(1, generation)
         self._events.emit("engine.lost", engine_id, generation=generation, reason=reason)
         gone = PeerGone(engine_id=engine_id, generation=generation, reason=reason)
@@ -286,6 +286,7 @@ class Handshakes:
 
         Who reads from one whose kvd is away goes on: it may live. Its kvd is pinged no more, unless it is asked again.
         """
+        self.peers.shed(time.time() - ENDED_SECONDS)
         for key, peer in list(self.peers.items()):
             if peer.state != "ready" and peer.since < before:
                 self.peers.drop(key)

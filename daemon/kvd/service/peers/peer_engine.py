@@ -9,7 +9,8 @@ from typing import Literal
 
 import msgspec
 
-from kvd.wire.card_parts import kept_bytes, part_from
+from kvd.service.engines.local_engine import briefly
+from kvd.wire.card_parts import kept_bytes, part_from, with_workers
 from kvd.wire.handshake import PeerReady
 from kvd.wire.identity import Endpoint, EngineCard
 
@@ -48,6 +49,15 @@ class PeerEngine:
     def change(self, state: Literal["ready", "unreachable", "gone"], reason: str) -> None:
         """It is in another state from now on."""
         self.state, self.reason, self.since = state, reason, time.time()
+
+    def forget_answers(self) -> None:
+        """Nobody is told of it any more."""
+        self._answers.clear()
+
+    def shed(self) -> None:
+        """It is gone, and of its card remembered whose it was."""
+        self.card = with_workers(msgspec.structs.replace(self.card, engine=briefly(self.card.engine)), ())
+        self.size = kept_bytes(self.card)
 
     def learn_key(self, key: bytes) -> None:
         """Its scheduler came after its workers, or is another one: whoever asks is to have that one's key."""

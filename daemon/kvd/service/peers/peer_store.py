@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 
 from kvd.service.errors import RequestRefused
 from kvd.service.fairness.tally import Tally
 from kvd.service.peers.peer_engine import Key, PeerEngine
-from kvd.wire.identity import Endpoint
+from kvd.wire.identity import HERE, Endpoint
 
 MOST = 4096
 """Most peer engines that are known: 64 a host, of 64 hosts."""
@@ -18,6 +19,12 @@ MOST_BYTES = 112 << 20
 """Most bytes of all their cards. One of 4,096 workers of 80 layers has 25 MB, one of eight workers 50 KB."""
 MOST_BYTES_OF_ONE = 80 << 20
 """Most of them from one kvd: one of the largest cards that are taken, and many others."""
+
+ENDED_SECONDS = 60.0
+"""So long the cards of engines that are gone are here yet: records of transfers from them are on their way to the
+ledger, which describes their engines by these."""
+ENDED_BYTES = 16 << 20
+"""Most that they take; those that went first lose theirs."""
 
 _NONE: Mapping[str, PeerEngine] = MappingProxyType({})
 _NOWHERE: Mapping[Endpoint, PeerEngine] = MappingProxyType({})
@@ -30,6 +37,8 @@ class PeerStore:
         self._at: dict[Endpoint, dict[str, PeerEngine]] = {}
         self._named: dict[str, dict[Endpoint, PeerEngine]] = {}
         self._bytes: Tally[Endpoint] = Tally()
+        self._ended: Tally[Key] = Tally()
+        """The bytes of the cards of those that are gone, in the order in which they went."""
         self._count = 0
 
     def __len__(self) -> int:
@@ -63,20 +72,41 @@ class PeerStore:
         self.drop(key)
         self._at.setdefault(key[0], {})[key[1]] = peer
         self._named.setdefault(key[1], {})[key[0]] = peer
-        self._bytes.add(key[0], peer.size)
+        self._bytes.add(key[0], _counted(key, peer))
         self._count += 1
+
+    def end(self, key: Key, reason: str) -> None:
+        """An engine is gone. Its card is here for a while; its workers' cards may be nowhere else by then."""
+        peer = self._at[key[0]][key[1]]
+        peer.change("gone", reason)
+        peer.forget_answers()
+        self._ended.add(key, peer.size)
+        self.shed(time.time() - ENDED_SECONDS)
+
+    def shed(self, before: float) -> None:
+        """Remember no more than whose it was, of who went before Unix time ``before``, and of what is too much."""
+        while self._ended.of:
+            key = next(iter(self._ended.of))
+            peer = self._at[key[0]][key[1]]
+            if peer.since >= before and self._ended.total <= ENDED_BYTES:
+                return
+            self._ended.add(key, -self._ended[key])
+            counted = _counted(key, peer)
+            peer.shed()
+            self._bytes.add(key[0], _counted(key, peer) - counted)
 
     def drop(self, key: Key) -> None:
         """Know an engine no more; nothing where it was not known."""
         where, engine_id = key
         if (peer := self.get(key)) is None:
             return
+        self._ended.add(key, -self._ended[key])
         del self._at[where][engine_id], self._named[engine_id][where]
         if not self._at[where]:
             del self._at[where]
         if not self._named[engine_id]:
             del self._named[engine_id]
-        self._bytes.add(where, -peer.size)
+        self._bytes.add(where, -_counted(key, peer))
         self._count -= 1
 
     def room_for(self, key: Key, size: int) -> list[Key]:
@@ -86,7 +116,7 @@ class PeerStore:
         """
         endpoint, engine_id = key
         own = self.get(key)
-        there, held = int(own is not None), own.size if own is not None else 0
+        there, held = int(own is not None), _counted(key, own) if own is not None else 0
         ours = (((endpoint, name), peer) for name, peer in self.at(endpoint).items() if name != engine_id)
         leaving = _leaving(
             ours,
@@ -95,7 +125,7 @@ class PeerStore:
             size,
             f"the kvd at {endpoint} has",
         )
-        freed = {at: peer.size for at in leaving if (peer := self.get(at)) is not None}
+        freed = {at: _counted(at, peer) for at in leaving if (peer := self.get(at)) is not None}
         others = ((at, peer) for at, peer in self.items() if at != key and at not in freed)
         return leaving + _leaving(
             others,
@@ -104,6 +134,11 @@ class PeerStore:
             size,
             "other kvds have",
         )
+
+
+def _counted(key: Key, peer: PeerEngine) -> int:
+    """What it counts among the cards of other kvds: those of this host are its clients', and count as theirs."""
+    return 0 if key[0] == HERE else peer.size
 
 
 def _leaving(
@@ -117,7 +152,7 @@ def _leaving(
     unused = sorted(((at, peer) for at, peer in among if not peer.users), key=lambda one: one[1].since)
     for at, peer in unused:
         leaving.append(at)
-        there, held = there - 1, held - peer.size
+        there, held = there - 1, held - _counted(at, peer)
         if _fits(there, held + size, most):
             return leaving
     raise RequestRefused(

@@ -13,8 +13,8 @@ from kvd.service.peers.greetings import Greetings
 from kvd.service.peers.peer_engine import Key, PeerEngine
 from kvd.service.peers.peer_store import PeerStore
 from kvd.wire.handshake import GetPeer
-from kvd.wire.identity import Endpoint, EngineCard
-from tests.support.daemons import facts
+from kvd.wire.identity import HERE, Endpoint, EngineCard
+from tests.support.daemons import facts, worker
 
 ONE, OTHER = Endpoint("one", 1), Endpoint("other", 1)
 
@@ -112,3 +112,46 @@ def test_a_greeting_is_made_once_at_a_time_and_too_many_are_dropped(monkeypatch:
 
     asyncio.run(run())
     assert (made, counters["handshakes.greetings_dropped"]) == (["a", "b", "o", "c"], 1)
+
+
+def ended(peers: PeerStore, key: Key) -> PeerEngine:
+    """An engine of two workers that was known, and has gone."""
+    cards = tuple(worker(facts(key[1], tp=2), rank).card for rank in range(2))
+    peer = PeerEngine(EngineCard(engine=cards[0].engine, generation="g", workers=cards))
+    peer.answer("d", ONE, 0.0, brief=False, first=0)
+    peers.put(key, peer)
+    peers.end(key, "why")
+    return peer
+
+
+def test_the_card_of_who_has_gone_is_there_for_late_records_and_then_released() -> None:
+    """It stayed for `remember_seconds`, with what was ready to be told of it."""
+    peers = PeerStore()
+    for where in (ONE, HERE):
+        gone = ended(peers, (where, "a"))
+        assert (gone.state, gone.reason, len(gone.card.workers)) == ("gone", "why", 2)
+        assert not gone._answers
+        peers.shed(gone.since)
+        assert gone.card.workers, "it has only just gone"
+        peers.shed(gone.since + 1)
+        assert (gone.card.workers, gone.card.generation, gone.card.engine.engine_id) == ((), "g", "a")
+        peers.drop((where, "a"))
+    assert (peers._bytes.total, peers._ended.total) == (0, 0)
+
+
+def test_the_cards_of_many_that_have_gone_are_released_by_their_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    peers = PeerStore()
+    first = ended(peers, (ONE, "first"))
+    monkeypatch.setattr(peer_store, "ENDED_BYTES", 2 * first.size)
+    kept = [ended(peers, (HERE, f"p{number}")) for number in range(4)]
+    assert not first.card.workers
+    assert [bool(peer.card.workers) for peer in kept] == [False, False, True, True]
+
+
+def test_cards_of_this_host_take_no_room_from_those_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are its clients' cards: one object, which counts as theirs."""
+    monkeypatch.setattr(peer_store, "MOST_BYTES", 40)
+    peers = known((HERE, "a"), (HERE, "b"), (HERE, "c"), (HERE, "d"), used=tuple((HERE, n) for n in "abcd"))
+    assert not peers.room_for((ONE, "p"), 40)
