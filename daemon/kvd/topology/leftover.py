@@ -62,7 +62,8 @@ def leftover(
 
     Without ``remote`` the remote side is taken to have every block that the request needs, and none before its window:
     so it is where the prefiller writes. The first ``computed`` tokens are here already. Where they end inside a block,
-    it is a whole one of an earlier request, and the bytes that a remote block shares with them are left as they are.
+    it is a whole one of an earlier request, and the bytes that a remote block shares with them are left as they are. A
+    group may have fewer here: then its blocks begin earlier, and all of them are the load's own.
 
     States are never part of it: their pages are copied whole. Bytes between fields are not either, as nothing reads
     them. Costs some microseconds where nothing is left.
@@ -91,6 +92,8 @@ def _unwritten(
         return None
     size, remote_size = plan.block_sizes[read.group], plan.remote_block_sizes[read.remote_group]
     first, end = blocks.first, blocks.first + len(blocks.ids)
+    # Blocks that begin earlier are those of a group that has less here than others: none is an earlier request's.
+    here = computed if first >= computed // size else 0
     start = first * size if read.window is None else window_start(read.kind, read.window, tokens)
     if remote is None:
         oldest = max(0, start // remote_size)
@@ -106,7 +109,7 @@ def _unwritten(
     numbers = numbers[numbers % read.phase.local_period == read.phase.local]
     there, copied = partners(read, size, numbers, oldest, tokens)
     begin = np.maximum(numbers * size, there * remote_size)
-    found: Int64 = blocks.ids[numbers[~copied & (begin >= computed)] - first]
+    found: Int64 = blocks.ids[numbers[~copied & (begin >= here)] - first]
     return found
 
 

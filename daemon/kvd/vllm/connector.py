@@ -41,7 +41,7 @@ from kvd.vllm.builds.versions import (
     transfer_results,
 )
 from kvd.vllm.memory.caches import by_layer, in_one_form
-from kvd.vllm.memory.groups import group_facts
+from kvd.vllm.memory.groups import cached_blocks, group_facts
 from kvd.vllm.memory.page_sums import summer_of
 from kvd.vllm.memory.pool import kv_memory
 from kvd.vllm.memory.streams import marker
@@ -113,7 +113,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
 
     @property
     def supports_divergent_local_hybrid_hits(self) -> bool:
-        """Whether attention may hit deeper than states here: each load brings the state at its end."""
+        """Whether full attention may hit deeper than other groups here: each load brings what these lack."""
         return self._brings_states
 
     def __init__(
@@ -131,7 +131,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         self._groups = group_facts(kv_cache_config, dcp)
         layers = sum(len(g.layer_names) for g in kv_cache_config.kv_cache_groups)
         self._safe = safe_loads(vllm_config, self._groups)
-        self._brings_states = brings_states(kv_cache_config, self._groups, self._safe)
+        self._brings_states = brings_states(self._groups, self._safe)
         ahead = lookahead(vllm_config, kv_cache_config)
         self._engine = engine_facts(vllm_config, self._groups, self._settings, layers, self._safe, ahead)
         self._scheduler: SchedulerHalf | None = None
@@ -330,7 +330,8 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
     ) -> None:
         """A request has blocks: order the load for its claim."""
-        self._half.allocated(request, blocks.get_block_ids(), num_external_tokens)
+        cached = cached_blocks(blocks) if self._brings_states else ()
+        self._half.allocated(request, blocks.get_block_ids(), num_external_tokens, cached)
         # These lists are vLLM's own, and show the blocks as they are whenever they are looked at.
         self._half.holds(request.request_id, blocks.get_block_ids)
 

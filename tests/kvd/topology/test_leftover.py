@@ -116,6 +116,12 @@ def test_a_block_that_was_hit_keeps_what_it_holds() -> None:
     assert tokens_of(runs) == slots(5, 64, range(32, 48)), "16 to 32 holds some of the 20"
 
 
+def test_a_window_that_lacks_what_other_groups_have_is_zeroed_as_if_nothing_were_here() -> None:
+    plan = plan_of(windowed("d", 64, 40), windowed("p", 16, 40))
+    runs = leftover(plan, ids(5, 6), ids(*range(4), first=3), tokens=100, computed=64)
+    assert tokens_of(runs) == slots(5, 64, range(48)) | slots(6, 64, range(48, 64))
+
+
 def test_states_are_copied_whole() -> None:
     d, p = (samples.engine(name, ("mamba", 16, None, samples.gated_delta_net(("m",)))) for name in "dp")
     assert not len(leftover(plan_of(d, p), ids(3), ids(4), tokens=100))

@@ -19,7 +19,7 @@ from kvd.vllm.builds.layer_heads import layer_heads
 from kvd.vllm.builds.probe import Safety, completes_hits, probe, safety, tells_of_sleep
 from kvd.vllm.builds.weights import weights_facts
 from kvd.vllm.errors import UnsupportedBuild
-from kvd.vllm.memory.groups import GroupFacts, begins_together
+from kvd.vllm.memory.groups import GroupFacts, begins_behind_attention
 from kvd.vllm.memory.tensors import Place, dtype_name
 from kvd.vllm.vllm_types import LOOKAHEAD
 from kvd.wire.identity import EngineFacts, Role
@@ -154,9 +154,9 @@ def lookahead(vllm_config: Any, kv_cache_config: Any) -> int:
     return max(ahead, int(rebuilt), 0)
 
 
-def brings_states(kv_cache_config: Any, groups: tuple[GroupFacts, ...], safe: Safety) -> bool:
-    """Whether to tell the installed vLLM that a load brings the states that its own cache lacks."""
-    return safe.channel != "none" and begins_together(kv_cache_config, groups) and completes_hits()
+def brings_states(groups: tuple[GroupFacts, ...], safe: Safety) -> bool:
+    """Whether to tell the installed vLLM that a load brings the states and windows that its own cache lacks."""
+    return safe.channel != "none" and begins_behind_attention(groups) and completes_hits()
 
 
 def _path_of(scheduler: Any) -> str:

@@ -91,20 +91,24 @@ def keeps_prefix(groups: Sequence[GroupFacts]) -> bool:
     return len(groups) == 1 and groups[0].kind in ("full", "mla") and groups[0].window is None
 
 
-def begins_together(kv_cache_config: Any, groups: Sequence[GroupFacts]) -> bool:
-    """Whether a load may begin behind what full attention has here, though groups of states have less.
+def begins_behind_attention(groups: Sequence[GroupFacts]) -> bool:
+    """Whether a load may begin behind what full attention has here, though other groups have less.
 
-    A load brings the states at its end, and of attention what is behind its beginning. So all attention must have come
-    as far: vLLM looks up groups of one spec together, and others each by themselves.
+    A load brings the states at its end, and of attention what is not cached (`cached_blocks`), of windows too. vLLM
+    looks up each group by itself for models with states and full attention, and for no others.
     """
-    rest = [
-        (facts.kind, group.kv_cache_spec)
-        for facts, group in zip(groups, kv_cache_config.kv_cache_groups, strict=True)
-        if facts.kind != "mamba"
-    ]
-    if not has_state(groups) or any(kind not in {"full", "mla"} for kind, _ in rest):
-        return False
-    return len(rest) > 0 and all(spec == rest[0][1] for _, spec in rest)
+    return has_state(groups) and any(g.kind in {"full", "mla"} for g in groups)
+
+
+def cached_blocks(blocks: Any) -> tuple[int, ...]:
+    """Of each group of a request's `KVCacheBlocks`, how many at the front are of the prefix cache or null blocks.
+
+    What a load is to fill has no hash before it has come.
+    """
+    return tuple(
+        next((i for i, one in enumerate(group) if one.block_hash is None and not one.is_null), len(group))
+        for group in blocks.blocks
+    )
 
 
 def offered_by_group(groups: Sequence[GroupFacts], table: Sequence[Sequence[int]]) -> dict[int, BlockList]:

@@ -191,22 +191,22 @@ class SchedulerHalf:
         return count, True
 
     def allocated(
-        self, request: VllmRequest, block_ids: Sequence[Sequence[int]], external_tokens: int
+        self, request: VllmRequest, table: Sequence[Sequence[int]], external: int, cached: Sequence[int] = ()
     ) -> None:
-        """The blocks for a claim are allocated: order the load."""
+        """The blocks for a claim are allocated, the first ``cached`` of each group cached ones: order the load."""
         claim = self._claims.get(request.request_id)
         if claim is None or not claim.waiting:
             return
-        if external_tokens <= 0:
+        if external <= 0:
             self._not_loaded(claim)
             return
-        claim.cause = claim.cause or other_state(claim, self.groups, external_tokens)
+        claim.cause = claim.cause or other_state(claim, self.groups, external)
         self._claims.order_load(claim)
         if claim.cause:
-            self._served.decided(request.request_id, "refused", external_tokens, claim.cause.code)
+            self._served.decided(request.request_id, "refused", external, claim.cause.code)
         fault = None if claim.cause else self._forced.fault(claim)
         most = self.settings.push_timeout if claim.transfer_id else self.settings.load_timeout
-        self._orders.append(load_order(claim, self.groups, block_ids, external_tokens, most, fault))
+        self._orders.append(load_order(claim, self.groups, table, external, most, fault, cached))
 
     def _not_loaded(self, claim: Claim) -> None:
         """Nothing will be loaded of a claim: vLLM computes its request, or has another connector load it."""

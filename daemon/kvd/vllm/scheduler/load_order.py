@@ -20,10 +20,13 @@ def load_order(
     external: int,
     most_seconds: float,
     fault: Fault | None,
+    cached: Sequence[int] = (),
 ) -> LoadOrder:
     """The order for ``external`` tokens behind those that are computed, into the blocks of ``table``.
 
-    It has ``most_seconds``, or less where the lease ends before. Beside its claim the lease's end is not known yet.
+    Of each group the first ``cached`` blocks of the table are of the prefix cache; not given, they are those of the
+    computed tokens. That many has full attention, other groups may have fewer. The order has ``most_seconds``, or
+    less where the lease ends before. Beside its claim the lease's end is not known yet.
     """
     now, tokens = time.monotonic(), claim.computed + external
     seconds = most_seconds if claim.beside else min(most_seconds, claim.lease.valid_until - now)
@@ -34,7 +37,7 @@ def load_order(
             g.window,
             table[index],
             tokens=tokens,
-            computed=claim.computed,
+            computed=min(claim.computed, cached[index] * g.block_size) if cached else claim.computed,
             scratch_blocks=g.scratch_blocks,
         )
         for index, g in enumerate(groups)

@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 
 from kvd.vllm.errors import UnsupportedBuild
-from kvd.vllm.memory.groups import GroupFacts, begins_together, group_facts, has_state, is_spec, layer_spec
+from kvd.vllm.memory.groups import (
+    GroupFacts,
+    begins_behind_attention,
+    group_facts,
+    has_state,
+    is_spec,
+    layer_spec,
+)
 from tests.support.rigs.bench import (
     ChunkedLocalAttentionSpec,
     CircularBufferSpec,
@@ -64,19 +71,19 @@ WINDOW = SlidingWindowSpec(block_size=4, sliding_window=8)
         ((STATE, STATE, FULL), True),
         ((STATE, FULL, FULL), True),
         ((STATE, MLAAttentionSpec(block_size=64)), True),
-        ((STATE, FULL, OTHER_FULL), False),
-        ((STATE, FULL, WINDOW), False),
+        ((STATE, FULL, OTHER_FULL), True),
+        ((STATE, FULL, WINDOW), True),
         ((STATE, WINDOW), False),
         ((STATE,), False),
         ((FULL,), False),
     ],
     ids=lambda value: "+".join(type(s).__name__ for s in value) if isinstance(value, tuple) else str(value),
 )
-def test_a_load_begins_behind_attention_where_all_of_it_has_come_as_far(
+def test_a_load_begins_behind_full_attention_where_there_are_states_beside_it(
     specs: tuple[Any, ...], together: bool
 ) -> None:
     config = cache_config(4, *((spec, (f"l{i}",)) for i, spec in enumerate(specs)))
-    assert begins_together(config, group_facts(config)) is together
+    assert begins_behind_attention(group_facts(config)) is together
 
 
 def test_speculative_blocks_of_a_state_never_move() -> None:
