@@ -200,7 +200,10 @@ def test_promtool_finds_our_transfers_by_stocks_names(scraped: str, tmp_path: Pa
     }
     (tmp_path / "test.yaml").write_text(yaml.safe_dump(tests))
     done = subprocess.run(
-        [promtool(), "test", "rules", str(tmp_path / "test.yaml")], capture_output=True, text=True, check=False
+        [promtool(), "test", "rules", str(tmp_path / "test.yaml")],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
