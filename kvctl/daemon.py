@@ -28,6 +28,7 @@ from kvd.client import errors as client
 from kvd.client.operator import Operator, connect
 from kvd.wire import query
 from kvd.wire.frame import Message, kind_of
+from kvd.wire.limits import MOST_ROWS
 from kvd.wire.names import SOCKET_NAME, runtime_dir
 from kvd.wire.outcomes import GetOutcomes, OutcomeRow, Outcomes
 
@@ -38,8 +39,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Answer = TypeVar("Answer", bound=Message)
-Page = TypeVar("Page", query.EngineList, query.WorkerList, Outcomes)
-_Paged: TypeAlias = query.ListEngines | query.ListWorkers | GetOutcomes
+Page = TypeVar("Page", query.EngineList, query.WorkerList, query.LeaseList, Outcomes)
+Paged: TypeAlias = query.ListEngines | query.ListWorkers | query.ListLeases | GetOutcomes
+MOST_PAGES = 4096
+"""Of one listing: twice what `MOST_LISTED` rows take in pages of 64."""
+MOST_LISTED = MOST_ROWS
+"""Rows of one listing, over all its pages."""
+MOST_LISTED_RANKS = 1 << 20
+"""Ranks of the engines of one listing: 16,384 engines of 64 workers."""
 
 
 def directory(settings: Settings) -> Path:
@@ -67,8 +74,10 @@ def connected(settings: Settings) -> Iterator[Operator | RemoteOperator]:
     from kvd.client.remote import RemoteOperator
 
     kvd = settings.remote or known_hosts(settings).of(str(settings.host))
+    # One deadline for all that is asked: a host with ever further pages would be given the timeout for each.
+    deadline = settings.deadline or time.monotonic() + settings.timeout
     try:
-        with RemoteOperator(kvd, settings.timeout, settings.deadline) as afar:
+        with RemoteOperator(kvd, settings.timeout, deadline) as afar:
             yield afar
     except client.ClientError as error:
         raise _translated_afar(error, kvd) from error
@@ -148,30 +157,57 @@ def ask(settings: Settings, message: Message, answer: type[Answer]) -> Answer:
 
 def engines(settings: Settings, *, cards: bool = False) -> tuple[query.EngineRow, ...]:
     """All engines that kvd knows. Raises `KvctlError`."""
-    pages = _pages(settings, query.ListEngines(cards=cards), query.EngineList)
-    return tuple(row for page in pages for row in page.rows)
+    listed = pages(settings, query.ListEngines(cards=cards), query.EngineList)
+    return tuple(row for page in listed for row in page.rows)
 
 
 def workers(settings: Settings) -> tuple[query.WorkerRow, ...]:
     """All workers and schedulers. Raises `KvctlError`."""
-    pages = _pages(settings, query.ListWorkers(), query.WorkerList)
-    return tuple(row for page in pages for row in page.rows)
+    listed = pages(settings, query.ListWorkers(), query.WorkerList)
+    return tuple(row for page in listed for row in page.rows)
 
 
 def outcomes(settings: Settings, asked: GetOutcomes) -> tuple[OutcomeRow, ...]:
     """How requests were served, at all engines. Raises `KvctlError`."""
-    return tuple(row for page in _pages(settings, asked, Outcomes) for row in page.rows)
+    return tuple(row for page in pages(settings, asked, Outcomes) for row in page.rows)
 
 
-def _pages(settings: Settings, question: _Paged, answer: type[Page]) -> Iterator[Page]:
-    """All answers to a question, on one connection, however many that takes."""
+def pages(settings: Settings, question: Paged, answer: type[Page]) -> Iterator[Page]:
+    """All pages of the answer to a question, on one connection. Raises `KvctlError`, also beyond a limit."""
+    asked_after = {question.after}
+    rows = ranks = 0
     with connected(settings) as operator:
         while True:
             page = put(operator, question, answer)
+            rows += len(page.rows)
+            if isinstance(page, query.EngineList):
+                ranks += sum(len(row.ranks) for row in page.rows)
+            _check_listed(operator, len(asked_after), rows, ranks)
             yield page
             if not page.more:
                 return
+            if page.more in asked_after:
+                raise client.ProtocolError(
+                    f"{who(operator)} lists the same rows again: page {len(asked_after)} leads back to one before",
+                    hint="look at that host: its kvd is broken, or is none",
+                )
+            asked_after.add(page.more)
             question = msgspec.structs.replace(question, after=page.more)
+
+
+def _check_listed(operator: Operator | RemoteOperator, pages: int, rows: int, ranks: int) -> None:
+    limits = ((pages, MOST_PAGES, "pages"), (rows, MOST_LISTED, "rows"), (ranks, MOST_LISTED_RANKS, "ranks"))
+    for found, most, what in limits:
+        if found > most:
+            raise client.AnswerTooLarge(
+                f"{who(operator)} listed {found:,} {what}, and would go on; at most {most:,} are taken",
+                hint="look at that host: a kvd that is well lists less",
+            )
+
+
+def who(operator: Operator | RemoteOperator) -> str:
+    """Who answers, as a message names it."""
+    return "kvd" if isinstance(operator, Operator) else f"the kvd at {operator.kvd.place}"
 
 
 def hidden(count: int, what: str) -> str:
@@ -185,7 +221,7 @@ def put(operator: Operator | RemoteOperator, message: Message, answer: type[Answ
     got = operator.ask(message)
     if not isinstance(got, answer):
         raise client.ProtocolError(
-            f"kvd answered with {kind_of(got)} where {answer.__struct_config__.tag} was expected",
+            f"{who(operator)} answered with {kind_of(got)} where {answer.__struct_config__.tag} was expected",
             hint="kvctl and kvd should be of one version",
         )
     return got

@@ -6,6 +6,7 @@ The file is written by hand; which context is in use stands in a file beside it,
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +17,10 @@ from msgspec import Meta
 from kvctl.cli.parsing import near_misses
 from kvctl.errors import KvctlError, NotPermitted, UsageError
 from kvd.addresses import split_address
+from kvd.shown import brief
 
+MOST_BYTES = 1 << 20
+"""Of a file here: 10,000 hosts have half of it."""
 FILE, IN_USE = "contexts.yaml", "context"
 PAIR, LIST = "host.keys", "trusted.keys"
 """In a context's directory of keys, as kvctl keys generate and trust write them with --key-file and --list."""
@@ -61,11 +65,12 @@ def contexts() -> dict[str, Context]:
     try:
         tree: Any = yaml.safe_load(text) or {}
         found = msgspec.convert(tree, _File).contexts
-    except (yaml.YAMLError, msgspec.ValidationError) as error:
+    except (yaml.YAMLError, msgspec.ValidationError, ValueError, RecursionError) as error:
         raise UsageError(
-            f"{path} holds no contexts: {' '.join(str(error).split())}", f"write it as {EXAMPLE}"
+            f"{path} holds no contexts: {brief(' '.join(str(error).split()))}", f"write it as {EXAMPLE}"
         ) from None
     for name, context in found.items():
+        _check_keys(path, name, context)
         for host in context.hosts:
             try:
                 split_address(host)
@@ -108,11 +113,39 @@ def named(name: str) -> Context:
     return known[name]
 
 
-def _text(path: Path) -> str:
+def _check_keys(path: Path, name: str, context: Context) -> None:
     try:
-        return path.read_text(encoding="utf-8")
+        os.lstat(context.pair)
+    except OSError:  # it is told of where the keys are wanted
+        return
+    except (RuntimeError, ValueError) as error:  # the ~ of a user that there is not; a zero byte
+        raise UsageError(
+            f"{path}: context {name!r}: keys: {context.keys!r} is no directory: {error}",
+            f"write it as {EXAMPLE}",
+        ) from None
+
+
+def _text(path: Path) -> str:
+    """What a file holds, empty where there is none. A FIFO or a device is refused, and so never waited for."""
+    try:
+        # Not opened before it is known to be a file: opening a device may do something.
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise UsageError(f"cannot read {path}: it is no regular file", "put a file there, or nothing")
+        with open(path, "rb", opener=_at_once) as file:
+            text = file.read(MOST_BYTES + 1)
+        if len(text) > MOST_BYTES:
+            raise UsageError(
+                f"cannot read {path}: it has more than {MOST_BYTES:,} bytes",
+                "split it: XDG_CONFIG_HOME names another directory",
+            )
+        return text.decode()
     except (FileNotFoundError, NotADirectoryError):
         return ""
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        raise UsageError(f"cannot read {path}: {reason}", "give it to this user") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"cannot read {path}: not UTF-8", "write it anew, as UTF-8") from None
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}", "give it to this user") from None
+
+
+def _at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)

@@ -10,6 +10,7 @@ from kvctl import daemon
 from kvctl.cli.settings import Settings
 from kvctl.cli.talk import say
 from kvctl.ledger.statistics import ORDERS
+from kvd.client.errors import ProtocolError
 from kvd.wire.transfer import LedgerRow, ListTransfers, TransferList
 
 PAGE = 2000
@@ -75,4 +76,9 @@ def _pages(settings: Settings, query: ListTransfers, last: int) -> Iterator[Tran
             left -= len(page.rows)
             if not page.more or left <= 0 or not page.rows:
                 return
+            if before and page.rows[-1].seq >= before:
+                raise ProtocolError(
+                    f"{daemon.who(operator)} answers for rows before {before} with row {page.rows[-1].seq} again",
+                    hint="look at that host: its kvd is broken, or is none",
+                )
             before = page.rows[-1].seq

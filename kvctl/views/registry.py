@@ -98,5 +98,9 @@ def json_schema(name: str) -> dict[str, Any]:
 
 
 def moment(unix: float) -> datetime:
-    """A Unix time in seconds as a time in UTC."""
-    return datetime.fromtimestamp(unix, UTC)
+    """A Unix time in seconds as a time in UTC; of one beyond the years 1 to 9999, the end that is nearer."""
+    return datetime.fromtimestamp(min(max(unix, _FIRST), _LAST), UTC)
+
+
+_FIRST = datetime(1, 1, 2, tzinfo=UTC).timestamp()
+_LAST = datetime(9999, 12, 30, tzinfo=UTC).timestamp()  # a day less, so that it is a time in any zone

@@ -48,11 +48,18 @@ class ProtocolError(ClientError):
     code = "KVD-PROTOCOL"
 
 
+class AnswerTooLarge(ClientError):
+    """An answer, over all its pages, is beyond a limit of this side: no kvd that is well gives such a one."""
+
+    code = "KVD-ANSWER-LIMIT"
+
+
 class RefusedByDaemon(ClientError):
     """kvd refused. ``code`` is the daemon's, ``factors`` are what it compared, where it compared anything."""
 
-    def __init__(self, refusal: Refused) -> None:
-        super().__init__(refusal.message, hint=refusal.hint)
+    def __init__(self, refusal: Refused, of: str = "") -> None:
+        """``of`` is who refused, where the message alone would not say it."""
+        super().__init__(f"{of}: {refusal.message}" if of else refusal.message, hint=refusal.hint)
         self.code = refusal.code
         self.factors: tuple[RefusalFactor, ...] = refusal.factors
         self.refusal = refusal

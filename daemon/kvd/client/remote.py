@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Self
 
+import msgspec
+
 from kvd.addresses import join_address
+from kvd.client.dialling import NotResolved, dialled
 from kvd.client.errors import (
+    AnswerTooLarge,
     ClientError,
     KeyNotTrusted,
     ProtocolError,
@@ -19,10 +24,13 @@ from kvd.client.errors import (
     TimedOut,
     Unreachable,
 )
+from kvd.shown import brief
 from kvd.wire.errors import WireError
 from kvd.wire.frame import Message, decode, encode
-from kvd.wire.limits import LARGEST
+from kvd.wire.limits import LARGEST, MIB
+from kvd.wire.query import ListEngines
 from kvd.wire.reply import Refused
+from kvd.wire.transfer import GetKeptEngine
 from kvd.zmtp.connection import Connection, ConnectionLimits
 from kvd.zmtp.curve import CurveClient
 from kvd.zmtp.errors import ZmtpError
@@ -30,6 +38,12 @@ from kvd.zmtp.events import Handshaken, Received, ZmtpEvent
 from kvd.zmtp.null import Null
 
 READ_BYTES = 64 << 10
+LISTED_BYTES = 8 * MIB
+"""Of one answer without cards: a page of kvd's ends with the row that makes it more than 4 MiB."""
+ANSWERED_BYTES = 32 * MIB
+"""Of all answers on a connection, where no cards were asked for: 10,000 engines of 64 workers have half of it."""
+ANSWERED_BYTES_WITH_CARDS = 128 * MIB
+_CODE = re.compile(r"[A-Z][A-Z0-9_-]{1,39}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +69,8 @@ class RemoteOperator:
     """A connection to one kvd's peer socket, for one thread. Close it, or use it in a ``with``.
 
     ``timeout`` is in seconds and holds for connecting and for each `ask`; all of them are over at ``deadline``, in
-    monotonic seconds. Raises as `ask` does.
+    monotonic seconds. The other host may be hostile: what it sends has limits, one by one and in all. Raises as `ask`
+    does.
     """
 
     def __init__(self, kvd: RemoteKvd, timeout: float, deadline: float | None = None) -> None:
@@ -65,6 +80,7 @@ class RemoteOperator:
         mechanism = CurveClient(kvd.secret, kvd.server) if kvd.server else Null()
         self._zmtp = Connection("DEALER", mechanism, ConnectionLimits(message=LARGEST))
         self._events: Iterator[ZmtpEvent] = iter(())
+        self._received, self._most = 0, ANSWERED_BYTES
         until = self._until(timeout)
         self._socket = self._connected(until)
         try:
@@ -76,9 +92,14 @@ class RemoteOperator:
     def ask(self, message: Message, timeout: float | None = None) -> Message:
         """Send ``message`` and wait for its answer, at most ``timeout`` seconds.
 
-        Raises `Unreachable` (also where the connection is lost), `KeyNotTrusted`, `TimedOut`, `RefusedByDaemon` and
-        `ProtocolError`.
+        Raises `Unreachable` (also where the connection is lost), `KeyNotTrusted`, `TimedOut`, `RefusedByDaemon`,
+        `AnswerTooLarge` and `ProtocolError`.
         """
+        with_cards = isinstance(message, GetKeptEngine) or (
+            isinstance(message, ListEngines) and message.cards
+        )
+        if with_cards:
+            self._most = ANSWERED_BYTES_WITH_CARDS
         until = self._until(self.timeout if timeout is None else timeout)
         correlation = next(self._ids)
         for buffer in self._zmtp.message(encode(message, correlation)):
@@ -87,6 +108,7 @@ class RemoteOperator:
             event = self._next(until)
             if not isinstance(event, Received):
                 continue
+            self._check_size(len(event.body), LARGEST if with_cards else LISTED_BYTES)
             try:
                 answer, of = decode(event.body)
             except WireError as error:
@@ -97,7 +119,7 @@ class RemoteOperator:
             if of not in (correlation, 0):
                 continue  # the answer to a question that was given up before
             if isinstance(answer, Refused):
-                raise RefusedByDaemon(answer)
+                raise self._refused(answer)
             if of == correlation:
                 return answer
 
@@ -118,9 +140,14 @@ class RemoteOperator:
     def _connected(self, until: float) -> socket.socket:
         kvd = self.kvd
         try:
-            made = socket.create_connection((kvd.host, kvd.port), timeout=self._left(until))
+            made = dialled(kvd.host, kvd.port, until)
         except TimeoutError:
             raise self._late("connect") from None
+        except NotResolved as error:
+            raise Unreachable(
+                f"no kvd at {kvd.place}: {error}",
+                hint="give its address, or a name that `getent hosts` knows here",
+            ) from None
         except OSError as error:
             raise Unreachable(
                 f"no kvd at {kvd.place}: {_told(error)}",
@@ -165,7 +192,28 @@ class RemoteOperator:
                 raise self._ended(_told(error)) from None
             if not data:
                 raise self._ended("it closed the connection")
+            self._received += len(data)
+            self._check_size(self._received, self._most)
             self._events = self._zmtp.receive(data)
+
+    def _check_size(self, size: int, most: int) -> None:
+        if size > most:
+            raise AnswerTooLarge(
+                f"the kvd at {self.kvd.place} sent {size:,} bytes for an answer; at most {most:,} are taken",
+                hint=f"look at that host: a kvd that is well answers with less; type it on {self.kvd.host}",
+            )
+
+    def _refused(self, refusal: Refused) -> ClientError:
+        """The refusal with who sent it. What is said there goes to a person's terminal, so it is kept short."""
+        if not _CODE.fullmatch(refusal.code):
+            return ProtocolError(
+                f"the kvd at {self.kvd.place} refused with {brief(refusal.code)!r}, which is no code",
+                hint="look at that host: is it a kvd of this version?",
+            )
+        short = msgspec.structs.replace(
+            refusal, message=brief(refusal.message), hint=brief(refusal.hint), factors=refusal.factors[:64]
+        )
+        return RefusedByDaemon(short, f"the kvd at {self.kvd.place}")
 
     def _left(self, until: float) -> float:
         left = until - time.monotonic()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from kvctl import daemon
 from kvctl.cli.parsing import near_misses
 from kvctl.cli.settings import Settings
@@ -17,14 +15,9 @@ def every_lease(settings: Settings, engine: str = "") -> tuple[LeaseRow, ...]:
     asked = ListLeases(every=True, engine_id=engine)
     found: list[LeaseRow] = []
     hidden = 0
-    with daemon.connected(settings) as operator:
-        while True:
-            page = daemon.put(operator, asked, LeaseList)
-            found += page.rows
-            hidden = max(hidden, page.hidden)
-            if not page.more:
-                break
-            asked = msgspec.structs.replace(asked, after=page.more)
+    for page in daemon.pages(settings, asked, LeaseList):
+        found += page.rows
+        hidden = max(hidden, page.hidden)
     if hidden:
         say(daemon.hidden(hidden, "leases of other users' engines are not shown"))
     return tuple(found)
