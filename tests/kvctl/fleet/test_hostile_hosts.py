@@ -354,7 +354,7 @@ def test_a_file_of_contexts_that_is_none_is_named_at_once(run: Run, home: Path) 
 def test_contexts_that_cannot_be_are_named(run: Run, home: Path) -> None:
     path = home / "kvctl" / "contexts.yaml"
     for text in (
-        "[" * 100_000,
+        "[" * 5_000,
         "contexts: {a: {keys: 2026-99-99}}",
         "contexts: {a: {keys: ~nobody.of.that.name/keys}}",
         'contexts: {a: {keys: "/x\\0y"}}',
