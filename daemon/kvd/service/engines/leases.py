@@ -19,10 +19,11 @@ from kvd.service.deadlines import Deadlines
 from kvd.service.engines.claimant import Claimant
 from kvd.service.engines.ended_leases import EndedLease, EndedLeases, Name
 from kvd.service.engines.lease_entry import INHERITED, LeaseEntry, PresentedLease, claim_of_nothing
+from kvd.service.engines.lease_room import LeaseRoom
 from kvd.service.engines.local_engine import Client
 from kvd.service.engines.outcome_counts import OutcomeCounts
 from kvd.service.errors import RequestRefused
-from kvd.service.fairness.tally import Tally, beyond
+from kvd.service.fairness.tally import Tally
 from kvd.service.slices import spread
 from kvd.service.sockets.events import Detail, Events
 from kvd.wire.frame import Message
@@ -37,10 +38,6 @@ from kvd.wire.lease import (
 )
 from kvd.wire.registration import OpenLease
 
-MAX_OPEN_OF_UID = 65_536
-"""Most open leases of one user's engines: 64 of them that each keep 1,000 prompts for decoders."""
-MAX_OPEN = 98_304
-"""Most of all users' engines, some 100 MB; one user's leave half as many for the others."""
 MAX_HELD = 131_072
 """Most readers of one claimant on all leases: 64 decoders of a host with 2,048 requests each."""
 
@@ -61,8 +58,7 @@ class LeaseTable:
         self._presented: dict[str, dict[str, PresentedLease]] = {}
         """By engine and request: leases that an owner has presented, and that are not in the table yet."""
         self._held: Tally[str] = Tally()
-        self._open_of: Tally[int] = Tally()
-        """Open leases by the user of the engine."""
+        self._room = LeaseRoom()
         self._events = events
         self._outcomes = outcomes
         self._send = send
@@ -81,7 +77,7 @@ class LeaseTable:
         engine_id = owner.engine.engine_id
         leases = tuple(lease for lease in leases if not self._has_ended(owner, lease))
         new = [lease.request_id for lease in leases if (engine_id, lease.request_id) not in self.table]
-        if new and (full := self._full(owner, len(new))):
+        if new and (full := self._room.full(owner.uid, new)):
             raise RequestRefused(
                 "KVD-TOO-MANY",
                 f"{owner.name} opens {len(new)} leases: {full}",
@@ -298,10 +294,10 @@ class LeaseTable:
             older.opening = lease.opening
             self._expiry.set(name, expires)
             return
-        if self._full(owner, 1):
+        if self._room.full(owner.uid, name[1:]):
             self._events.counters["leases.not_kept"] += 1
             return
-        self._open_of.add(owner.uid)
+        self._room.take(owner.uid, name[1])
         self._ended.discard(name)
         opened = self.table[name] = LeaseEntry(
             owner, name[1], lease.blocks, now, expires, expires, lease.opening
@@ -312,9 +308,6 @@ class LeaseTable:
             opened.readers[INHERITED] = expires
         self._emit("opened", name, seconds=seconds, blocks=lease.blocks, inherited=inherited)
         self.on_opened(opened)
-
-    def _full(self, owner: Client, more: int) -> str:
-        return beyond(self._open_of, "leases", owner.uid, more, (MAX_OPEN_OF_UID, MAX_OPEN))
 
     def _let_in(self, lease: LeaseEntry, reader: tuple[str, str]) -> None:
         if self._held[reader[0]] >= MAX_HELD:
@@ -382,7 +375,7 @@ class LeaseTable:
         lease = self.table.pop(name)
         self._expiry.discard(name)
         self.on_ended(name)
-        self._open_of.add(lease.owner.uid, -1)
+        self._room.give_back(lease.owner.uid, name[1])
         self._not_of(*name)
         self.readers -= sum(reader != INHERITED for reader in lease.readers)
         for claimant, count in lease.held.items():

@@ -12,10 +12,12 @@ from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 
-from kvd.service.engines.leases import MAX_OPEN, MAX_OPEN_OF_UID
+from kvd.service.engines.lease_room import MAX_OPEN, MAX_OPEN_OF_UID
 from kvd.service.engines.local_engine import Client
 from kvd.service.errors import RequestRefused
+from kvd.service.fairness.tally import Tally
 from kvd.service.slices import spread
+from kvd.wire.card_parts import text_bytes
 from kvd.wire.frame import kind_of
 from kvd.wire.identity import Endpoint, LeaseKey
 from kvd.wire.lease import LeaseClaim, LeaseRelease
@@ -27,6 +29,10 @@ MAX_OF_UID = MAX_OPEN_OF_UID
 """Most readers of one user's engines that are remembered; beyond, those that claimed first are left to their time."""
 MAX_REMEMBERED = MAX_OPEN
 """Most of all users; beyond, whoever has most loses those that claimed first. As many as leases that are kept here."""
+MOST_BYTES_OF_UID = 32 << 20
+"""Most bytes that the names in one user's claims take in memory: 512 for each, where real ones take some 300."""
+MOST_BYTES = 48 << 20
+"""Of all users' together; beyond both the same is done as beyond the numbers."""
 RELEASE_AGAIN = (0.1, 2.0)
 """First and longest pause before a release that could not be delivered is sent again, in seconds."""
 
@@ -46,6 +52,13 @@ class Reader:
     key: LeaseKey
     until: float
     since: float = field(default_factory=time.monotonic)
+    size: int = 0
+    """What its names take in memory."""
+
+    def __post_init__(self) -> None:
+        """``size`` follows from the others."""
+        key = self.key
+        self.size = text_bytes((self.reader, key.engine_id, key.request_id, key.endpoint.host))
 
 
 class Readers:
@@ -57,6 +70,7 @@ class Readers:
         """Ids by the incarnation of their client, in the order of their claims."""
         self._of_user: dict[int, OrderedDict[str, None]] = {}
         """Ids by user; what was claimed or renewed last is at the end."""
+        self._bytes: Tally[int] = Tally()
         self._release = release
         self._counters = counters
         self._tasks: set[asyncio.Task[None]] = set()
@@ -160,11 +174,18 @@ class Readers:
         self._of_client.setdefault(client.incarnation, {})[reader.reader] = None
         mine = self._of_user.setdefault(client.uid, OrderedDict())
         mine[reader.reader] = None
-        while mine and (len(mine) > MAX_OF_UID or self.remembered[next(iter(mine))].until < now):
+        self._bytes.add(client.uid, reader.size)
+        while mine and (self._beyond(client.uid) or self.remembered[next(iter(mine))].until < now):
             self._forget(next(iter(mine)))
         while len(self.remembered) > MAX_REMEMBERED:
             most = max(self._of_user, key=lambda uid: len(self._of_user[uid]))
             self._forget(next(iter(self._of_user[most])))
+        while self._bytes.total > MOST_BYTES:
+            most = max(self._of_user, key=self._bytes.__getitem__)
+            self._forget(next(iter(self._of_user[most])))
+
+    def _beyond(self, uid: int) -> bool:
+        return len(self._of_user[uid]) > MAX_OF_UID or self._bytes[uid] > MOST_BYTES_OF_UID
 
     def _forget(self, reader: str) -> None:
         if (one := self.remembered.pop(reader, None)) is None:
@@ -173,6 +194,7 @@ class Readers:
         of_client, of_user = self._of_client[client.incarnation], self._of_user[client.uid]
         of_client.pop(reader, None)
         of_user.pop(reader, None)
+        self._bytes.add(client.uid, -one.size)
         if not of_client:
             del self._of_client[client.incarnation]
         if not of_user:

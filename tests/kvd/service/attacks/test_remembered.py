@@ -12,8 +12,9 @@ import zmq
 
 from kvd.wire.frame import Message, decode, encode
 from kvd.wire.handshake import Ping
+from kvd.wire.identity import Endpoint, LeaseKey
 from kvd.wire.order import PlannedMiss, ReportForced
-from kvd.wire.registration import Registered, Unregister
+from kvd.wire.registration import OpenLease, OpenReader, Registered, Unregister
 from kvd.wire.reply import Ok, Refused
 from tests.support.attacked import assert_unfelled, attack, attacked
 from tests.support.daemons import daemons, facts, scheduler, wait_for, worker
@@ -154,4 +155,40 @@ def test_as_many_workers_with_wide_names_as_are_taken() -> None:
     with daemons() as (kvd,):
         with attacked(kvd) as watch:
             assert attack(register_workers_with_wide_names, kvd.directory, seconds=90.0)
+        assert_unfelled(watch.verdict(), ping_seconds=0.1)
+
+
+def present_wide_names(directory: Path) -> None:
+    """Two engines present as many leases and claims as one user may have, each text as long as it may be."""
+    wide = "x" * 500 + WIDE
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.linger, dealer.rcvtimeo = 0, 20_000
+        dealer.connect(f"ipc://{directory}/kvd.sock")
+        reads, keeps = scheduler(facts("reads")), scheduler(facts("keeps"))
+        for number in range(16):
+            names = [f"{number:02}{n:04}" for n in range(4000)]
+            where = Endpoint(f"{'h' * 250}{WIDE}", 1)
+            readers = tuple(
+                OpenReader(
+                    LeaseKey(engine_id=wide, request_id=f"{name}{wide}", endpoint=where),
+                    f"{name}{'r' * 50}{WIDE}",
+                    600.0,
+                )
+                for name in names
+            )
+            leases = tuple(OpenLease(f"{name}{wide}", 600.0) for name in names)
+            for card in (
+                msgspec.structs.replace(reads, readers=readers),
+                msgspec.structs.replace(keeps, leases=leases, complete=False),
+            ):
+                answer = spoken(dealer, card, 1 + number)
+                assert isinstance(answer, Registered), answer
+
+
+def test_names_of_wide_characters_count_as_what_they_take() -> None:
+    """Leases and claims of one user, as many as were taken by their number alone."""
+    with daemons() as (kvd,):
+        with attacked(kvd) as watch:
+            assert attack(present_wide_names, kvd.directory, seconds=90.0)
+            wait_for(lambda: kvd.status().gauges["readers.remembered"] > 0)
         assert_unfelled(watch.verdict(), ping_seconds=0.1)

@@ -133,6 +133,21 @@ def test_the_memory_of_readers_is_bounded_by_number_and_by_time() -> None:
     assert len(made.remembered) <= 1
 
 
+def test_the_memory_of_readers_is_bounded_by_what_their_names_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvd.service.engines.readers.MOST_BYTES_OF_UID", 10_000)
+    monkeypatch.setattr("kvd.service.engines.readers.MOST_BYTES", 15_000)
+    key = LeaseKey(engine_id="p", request_id="\U0001f600" * 250)
+    made = readers([])
+    for number in range(20):
+        made.claims(client("d", 1), LeaseClaim(key=key, reader=f"d-{number}"), 60.0)
+    assert list(made.remembered) == [f"d-{number}" for number in range(11, 20)]
+    for number in range(20):
+        made.claims(client("e", 2), LeaseClaim(key=key, reader=f"e-{number}"), 60.0)
+    of = Counter(name.split("-")[0] for name in made.remembered)
+    assert 13 <= of.total() <= 14, "of each 1,000 bytes and some"
+    assert min(of.values()) >= 6, "who has most gives way"
+
+
 def test_one_user_does_not_push_out_the_readers_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvd.service.engines.readers.MAX_OF_UID", 20)
     monkeypatch.setattr("kvd.service.engines.readers.MAX_REMEMBERED", 30)

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvd.service.config import LeaseSettings
+from kvd.service.engines import lease_room
 from kvd.service.engines import leases as lease_module
 from kvd.service.engines import registry as registry_module
 from kvd.service.engines import roster as roster_module
@@ -169,9 +170,31 @@ def test_who_is_gone_keeps_no_card_and_an_engine_no_large_facts() -> None:
     assert registry.engines["e"].facts.facts == {}
 
 
+def test_request_ids_of_a_users_leases_take_so_many_bytes_and_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lease_room, "MOST_BYTES_OF_UID", 3000)
+    wide = "\U0001f600" * 250
+
+    async def work() -> None:
+        leases = lease_module.LeaseTable(
+            LeaseSettings(), Events(None, Counter()), OutcomeCounts(), _nothing, _never
+        )
+        owner = client("e")
+        for name in "ab":
+            leases.open(owner, (OpenLease(name + wide, 60.0),))
+        with pytest.raises(RequestRefused, match="bytes of request ids, at most 3000 are kept"):
+            leases.open(owner, (OpenLease("c" + wide, 60.0),))
+        leases.closed(LeaseClosed(engine_id="e", request_id="a" + wide, end="released"))
+        leases.open(owner, (OpenLease("c" + wide, 60.0),))
+        leases.close()
+
+    asyncio.run(work())
+
+
 def test_a_user_keeps_so_many_leases_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease_module, "MAX_OPEN_OF_UID", 3)
-    monkeypatch.setattr(lease_module, "MAX_OPEN", 5)
+    monkeypatch.setattr(lease_room, "MAX_OPEN_OF_UID", 3)
+    monkeypatch.setattr(lease_room, "MAX_OPEN", 5)
 
     async def work() -> None:
         events = Events(None, Counter())
