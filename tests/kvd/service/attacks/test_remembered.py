@@ -186,7 +186,7 @@ def present_wide_names(directory: Path) -> None:
 
 
 def test_names_of_wide_characters_count_as_what_they_take() -> None:
-    """Leases and claims of one user, as many as were taken by their number alone."""
+    """Leases and claims of one user, as many as were taken by their number alone: kvd had 602 MiB."""
     with daemons() as (kvd,):
         with attacked(kvd) as watch:
             assert attack(present_wide_names, kvd.directory, seconds=90.0)
