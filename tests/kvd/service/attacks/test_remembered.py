@@ -14,6 +14,7 @@ from kvd.wire.frame import Message, decode, encode
 from kvd.wire.handshake import Ping
 from kvd.wire.identity import Endpoint, LeaseKey
 from kvd.wire.order import PlannedMiss, ReportForced
+from kvd.wire.query import GetStatus, KvdStatus
 from kvd.wire.registration import OpenLease, OpenReader, Registered, Unregister
 from kvd.wire.reply import Ok, Refused
 from tests.support.attacked import assert_unfelled, attack, attacked
@@ -184,11 +185,18 @@ def present_wide_names(directory: Path) -> None:
                 answer = spoken(dealer, card, 1 + number)
                 assert isinstance(answer, Registered), answer
 
+        def claims() -> float:
+            status = spoken(dealer, GetStatus(), 100)
+            assert isinstance(status, KvdStatus), status
+            return status.gauges["readers.remembered"]
+
+        # Here and not in the test: with the process that made them its claims are gone.
+        wait_for(lambda: claims() > 0)
+
 
 def test_names_of_wide_characters_count_as_what_they_take() -> None:
     """Leases and claims of one user, as many as were taken by their number alone: kvd had 602 MiB."""
     with daemons() as (kvd,):
         with attacked(kvd) as watch:
             assert attack(present_wide_names, kvd.directory, seconds=90.0)
-            wait_for(lambda: kvd.status().gauges["readers.remembered"] > 0)
         assert_unfelled(watch.verdict(), ping_seconds=0.1)
