@@ -23,3 +23,15 @@ def test_tables_and_lists_begin_after_an_empty_line(page: Path) -> None:
             wrong.append(f"{number}: {line[:60]}")
         before = line
     assert wrong == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_table_has_a_header(page: Path) -> None:
+    """An empty line within a table cuts its last rows off, which the site then draws as text."""
+    inside, wrong = False, []
+    lines = ["", *page.read_text().splitlines(), ""]
+    for number, (before, line, after) in enumerate(zip(lines, lines[1:], lines[2:], strict=False), 1):
+        inside ^= line.startswith("```")
+        if not inside and line.startswith("|") and not before.startswith("|") and not after.startswith("|-"):
+            wrong.append(f"{number}: {line[:60]}")
+    assert wrong == []
