@@ -15,8 +15,9 @@ from kvd.geometry.config import CacheOptions, Parallel
 from kvd.geometry.model import EngineGeometry, WorkerGeometry
 from kvd.wire.query import EngineList, ListEngines
 from tests.support import nursery
-from tests.support.deployments import FLOAT32_STATES, found_out
+from tests.support.deployments import found_out
 from tests.support.engine_calls import running_engine
+from tests.support.processor import AMX, FLOAT32_STATES
 from tests.support.samples import engine_from_config
 from tests.support.started_kvd import start_kvd
 from tests.support.tiny_models import MODELS, NO_PREFIX_CACHING, write_model
@@ -64,9 +65,6 @@ def comparable(worker: WorkerGeometry) -> list[tuple[object, ...]]:
 def test_configuration_and_running_engine_agree(model: str, tmp_path: Path) -> None:
     path = write_model(model, tmp_path / "models")
     live = running_geometry(model, path, tmp_path)
-    fields = [f for g in live.workers[0].groups for x in g.layers for f in x.page.fields]
-    opaque = any(f.axes_of("packed") for f in fields)
-
     options = CacheOptions(
         block_size=16 if live.workers[0].groups[0].kind == "mla" else 128,  # vLLM's defaults on a CPU
         kernel_block=32,
@@ -76,7 +74,7 @@ def test_configuration_and_running_engine_agree(model: str, tmp_path: Path) -> N
         max_tokens=2048,
         state_dtype="float32" if FLOAT32_STATES else None,
         align=model not in NO_PREFIX_CACHING,
-        packing="opaque" if opaque else "vec",
+        packing="amx" if AMX and MODELS[model].dtype == "bfloat16" else "vec",
     )
     config = json.loads((path / "config.json").read_text())
     derived = engine_from_config(config, Parallel(), options, engine_id="the-engine")

@@ -15,8 +15,9 @@ from kvctl.demo.deployment import Deployment, engine_id
 from kvctl.demo.engine import Answer
 from kvd.wire.handshake import GetPeer
 from tests.support.daemons import wait_for
-from tests.support.deployments import FLOAT32_STATES, HYBRID_BLOCK, prompt_of, transfers_of
+from tests.support.deployments import HYBRID_BLOCK, prompt_of, transfers_of
 from tests.support.engine_calls import reset_prefix_cache
+from tests.support.processor import FLOAT32_STATES
 from tests.support.tiny_models import MODELS
 
 pytestmark = pytest.mark.e2e

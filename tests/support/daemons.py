@@ -209,10 +209,13 @@ def daemons(count: int = 1, *arguments: str, base: Path | None = None) -> Iterat
                 daemon.kill()
 
 
-def geometry(rank: int = 0, blocks: int = 8) -> bytes:
-    """The encoded geometry of a worker with one layer: a head of one float32 for each of 16 tokens, on every rank."""
+def geometry(rank: int = 0, blocks: int = 8, dtype: str = "float32") -> bytes:
+    """The encoded geometry of a worker with one layer: a head of one float32 for each of 16 tokens, on every rank.
+
+    ``dtype`` is what its four bytes are called.
+    """
     axes = (Axis("head", 0, 1, 1, 64), Axis("token", 0, 16, 1, 4))
-    page = Page(64, (Field("k", "float32", 4, 0, axes, (("head", 1), ("token", 16))),))
+    page = Page(64, (Field("k", dtype, 4, 0, axes, (("head", 1), ("token", 16))),))
     layers = (Layer("layer.0", page, region=0, offset=0, stride=64),)
     group = Group(0, "full", 16, layers)
     return encode_worker(WorkerGeometry(Rank(tp=rank), blocks, (Region(0x10000, 64 * blocks),), (group,)))

@@ -19,6 +19,7 @@ from kvd.wire.transfer import ListTransfers, TransferList, TransferRecord
 from tests.support import nursery
 from tests.support.daemons import wait_for
 from tests.support.engine_calls import engine_metrics
+from tests.support.processor import FLOAT32_STATES
 from tests.support.tiny_models import MODELS, NO_PREFIX_CACHING, write_model
 
 
@@ -73,9 +74,6 @@ def leased(deployment: Deployment, count: int = 1) -> None:
     wait_for(look, 180.0)
 
 
-FLOAT32_STATES = "avx512_bf16" in Path("/proc/cpuinfo").read_text()
-"""Whether vLLM keeps recurrent states in float32 whatever the model's type: it does so on CPUs that multiply bfloat16
-by AVX-512 (``check_and_update_config`` of its CPU platform)."""
 HYBRID_BLOCK = 640 if FLOAT32_STATES else 384
 """Tokens of a block of the tiny Gated DeltaNet model, which follow from the size of its states. Where steps are no
 multiple of it vLLM 0.32 answers by itself otherwise once a prompt is in its prefix cache."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from kvctl.demo import models
 from kvctl.demo.kinds import TINY, Gains, TinyModel
+from tests.support.processor import AMX
 
 _LIST = (
     TinyModel(
@@ -80,7 +81,7 @@ _LIST = (
         },
         # vLLM's kernels for prefill and decode on CPUs differ in rounding, which larger gains turn into other tokens.
         gains=Gains(query_key=0.5, value=2.0, output=1.0, mlp=1.0),
-        dtype="float32",
+        dtype="bfloat16" if AMX else "float32",
         cache="multi-head latent attention, one latent of 576 a token",
     ),
     TinyModel(

@@ -105,8 +105,10 @@ def attention_layer(
     return layer_of(tensor, regions, fields, kernel_blocks * tensor.strides[at["block"]])
 
 
-Packing = Literal["vec", "opaque"]
+Packing = Literal["vec", "amx", "opaque"]
 """How vLLM's CPU attention arranges a head's block behind the shape that its tensor shows."""
+TILE_ROWS, TILE_PAIR = 16, 2
+"""Of `amx`: rows of a tile, and how many neighbours of a row stand together."""
 
 
 def cpu_attention_layer(
@@ -123,40 +125,66 @@ def cpu_attention_layer(
 
     For each head of a kernel block stand all keys and then all values (vllm/v1/attention/backends/cpu_attn.py
     views it as ``(block, head, 2 * token, size)``). With ``vec`` kernels keys are transposed, ``(size,
-    token)``, and values are ``(token, size)``. Others (``amx``) pack in a way that is not known here:
-    ``opaque`` blocks move whole, so they fit only blocks of the same size. Raises `UnknownShape` where shape
-    and facts disagree.
+    token)``, and values are ``(token, size)``. ``amx`` kernels have tiles of both: a key is a row of its tile, a
+    value a column (`_tiles`). What other kernels do is not known here: ``opaque`` blocks move whole, so they fit
+    only blocks of the same size. Raises `UnknownShape` where shape and facts disagree.
     """
     at = dims_of(tensor, ("block", "head", "token", "key+value"))
     kernel_blocks, _ = _tokens(tensor, at, blocks)
     _expect_heads(tensor, tensor.shape[at["head"]], heads)
     expect(tensor, "key and value size", tensor.shape[at["key+value"]], key_size + value_size)
-    item, kernel_tokens = tensor.itemsize, tensor.shape[at["token"]]
+    item, tokens, stride = tensor.itemsize, tensor.shape[at["token"]], tensor.strides[at["block"]]
+    head = Axis("head", heads.start, heads.extent, 1, tensor.strides[at["head"]])
     fields = []
-    inner: tuple[Axis, ...]
-    shape: tuple[tuple[str, int], ...]
-    for name, size, offset in (("k", key_size, 0), ("v", value_size, kernel_tokens * key_size * item)):
-        if packing == "opaque":
-            whole = kernel_blocks * kernel_tokens * size
+    for name, size, offset in (("k", key_size, 0), ("v", value_size, tokens * key_size * item)):
+        shape: tuple[tuple[str, int], ...] = (("token", blocks.tokens), ("dim", size))
+        # Only a share of the tokens in the order of the block: what a rank of several holds has no tiles of its own.
+        if packing == "amx" and blocks.context.size == 1:
+            rows, columns = (("token", tokens), ("dim", size))[:: 1 if name == "k" else -1]
+            inner = (*_several("token", kernel_blocks, tokens, stride), *_tiles(tensor, rows, columns))
+        elif packing == "vec":
+            token, dim = (item, tokens * item) if name == "k" else (size * item, item)
             inner = (
-                Axis("packed", 0, kernel_blocks, kernel_tokens * size, tensor.strides[at["block"]]),
-                Axis("packed", 0, kernel_tokens * size, 1, item),
+                *token_axes(
+                    kernel_blocks=kernel_blocks,
+                    kernel_tokens=tokens,
+                    kernel_stride=stride,
+                    token_stride=token,
+                    context=blocks.context,
+                ),
+                Axis("dim", 0, size, 1, dim),
             )
-            shape = (("head", heads.total), ("packed", whole))
         else:
-            token, dim = (item, kernel_tokens * item) if name == "k" else (size * item, item)
-            tokens = token_axes(
-                kernel_blocks=kernel_blocks,
-                kernel_tokens=kernel_tokens,
-                kernel_stride=tensor.strides[at["block"]],
-                token_stride=token,
-                context=blocks.context,
+            inner = (
+                Axis("packed", 0, kernel_blocks, tokens * size, stride),
+                Axis("packed", 0, tokens * size, 1, item),
             )
-            inner = (*tokens, Axis("dim", 0, size, 1, dim))
-            shape = (("head", heads.total), ("token", blocks.tokens), ("dim", size))
-        head = Axis("head", heads.start, heads.extent, 1, tensor.strides[at["head"]])
-        fields.append(Field(name, tensor.dtype, item, offset, (head, *inner), shape))
-    return layer_of(tensor, regions, tuple(fields), kernel_blocks * tensor.strides[at["block"]])
+            shape = (("packed", kernel_blocks * tokens * size),)
+        whole = (("head", heads.total), *shape)
+        fields.append(Field(name, tensor.dtype, item, offset, (head, *inner), whole))
+    return layer_of(tensor, regions, tuple(fields), kernel_blocks * stride)
+
+
+def _several(label: str, count: int, step: int, stride: int) -> tuple[Axis, ...]:
+    return (Axis(label, 0, count, step, stride),) if count > 1 else ()
+
+
+def _tiles(tensor: LiveTensor, rows: tuple[str, int], columns: tuple[str, int]) -> tuple[Axis, ...]:
+    """A matrix in tiles of 16 rows: in a tile stand the first two columns of each row, then the next two, and so on.
+
+    Seen in vLLM 0.32, with elements of one byte as of two: the test of `cpu_attention_layer` looks where its kernel
+    writes. Raises `UnknownShape` where the matrix has no whole tiles.
+    """
+    (row, height), (column, width) = rows, columns
+    expect(tensor, f"{row}s beyond whole tiles", height % TILE_ROWS, 0)
+    expect(tensor, f"{column}s beyond whole pairs", width % TILE_PAIR, 0)
+    item = tensor.itemsize
+    return (
+        *_several(row, height // TILE_ROWS, TILE_ROWS, TILE_ROWS * width * item),
+        *_several(column, width // TILE_PAIR, TILE_PAIR, TILE_ROWS * TILE_PAIR * item),
+        Axis(row, 0, TILE_ROWS, 1, TILE_PAIR * item),
+        Axis(column, 0, TILE_PAIR, 1, item),
+    )
 
 
 def latent_layer(

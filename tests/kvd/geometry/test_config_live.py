@@ -17,10 +17,11 @@ import yaml
 
 from kvd.geometry.config import CacheOptions, Parallel, engine_from_shape
 from kvd.geometry.families import AttentionShape, LatentShape, ModelShape, RecurrentShape, model_shape
-from kvd.geometry.live import Blocks, LiveTensor, cpu_attention_layer
+from kvd.geometry.live import Blocks, LiveTensor, Packing, cpu_attention_layer
 from kvd.geometry.model import Region, WorkerGeometry
 from kvd.geometry.shards import share
 from tests.support.oracle import elements
+from tests.support.processor import AMX
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # importing vLLM takes its time
 
@@ -250,8 +251,15 @@ def test_what_published_files_leave_out_is_what_transformers_has(name: str) -> N
     assert ours.state_dtype == theirs.state_dtype
 
 
-@pytest.mark.parametrize("packing", ["vec", "vec16"])
-def test_cpu_attention_writes_where_its_description_says(packing: str) -> None:
+@pytest.mark.parametrize(
+    ("kernel", "packing"),
+    [
+        ("vec", "vec"),
+        ("vec16", "vec"),
+        pytest.param("amx", "amx", marks=pytest.mark.skipif(not AMX, reason="this processor has no AMX")),
+    ],
+)
+def test_cpu_attention_writes_where_its_description_says(kernel: str, packing: Packing) -> None:
     """Let vLLM's kernel write a number of its own for every element and look where it went."""
     import torch
     from vllm._custom_ops import cpu_attn_reshape_and_cache
@@ -261,7 +269,7 @@ def test_cpu_attention_writes_where_its_description_says(packing: str) -> None:
     keys, values = cache.view(2, heads, 2 * block, size).chunk(2, dim=2)
     codes = torch.arange(1, 2 * block * heads * size + 1, dtype=torch.int16).view(2, block, heads, size)
     written = [c.view(torch.bfloat16).contiguous() for c in codes]
-    cpu_attn_reshape_and_cache(*written, keys, values, torch.arange(block), packing)
+    cpu_attn_reshape_and_cache(*written, keys, values, torch.arange(block), kernel)
     page = cache[0].reshape(-1).view(torch.int16).numpy()
     tensor = LiveTensor(
         "l", 0, (2, heads, block, 2 * size), tuple(2 * s for s in cache.stride()), "bfloat16", 2
@@ -273,7 +281,7 @@ def test_cpu_attention_writes_where_its_description_says(packing: str) -> None:
         heads=share("heads", heads, 0, 1),
         key_size=size,
         value_size=size,
-        packing="vec",
+        packing=packing,
     )
     for which, fld in enumerate(layer.page.fields):
         where, offset = elements(fld)

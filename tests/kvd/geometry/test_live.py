@@ -31,12 +31,12 @@ def tensor(shape: tuple[int, ...], strides: tuple[int, ...]) -> LiveTensor:
     return LiveTensor("l", 4096 + 512, shape, strides, "bfloat16", 2)
 
 
-def cpu(packing: str, *, count: int = 4) -> Layer:
+def cpu(packing: str, *, count: int = 4, tokens: int = 8) -> Layer:
     """4 blocks of 2 heads x 8 tokens x (16 + 16) elements; ``count`` tells kernel blocks from blocks."""
     return cpu_attention_layer(
-        tensor((4, 2, 8, 32), (1024, 512, 64, 2)),
+        tensor((4, 2, tokens, 32), (128 * tokens, 64 * tokens, 64, 2)),
         REGIONS,
-        blocks=Blocks(count, 8 * 4 // count),
+        blocks=Blocks(count, tokens * 4 // count),
         heads=Share(0, 2, 2),
         key_size=16,
         value_size=16,
@@ -80,6 +80,22 @@ def test_vec_kernels_keep_keys_transposed_and_values_after_them() -> None:
     assert (keys.offset, keys.axes_of("token")[0].stride, keys.axes_of("dim")[0].stride) == (0, 2, 16)
     assert (values.offset, values.axes_of("token")[0].stride, values.axes_of("dim")[0].stride) == (256, 32, 2)
     assert cpu("vec").page.content == 1024
+
+
+def test_amx_kernels_keep_keys_in_tiles_of_sixteen_tokens_and_values_in_tiles_of_sixteen_entries() -> None:
+    keys, values = cpu("amx", tokens=32).page.fields
+    assert (keys.offset, values.offset) == (0, 16 * 32 * 2)
+    # A tile of keys has 16 tokens, and pairs of entries one after the other.
+    assert keys.axes_of("token") == (Axis("token", 0, 2, 16, 16 * 16 * 2), Axis("token", 0, 16, 1, 4))
+    assert keys.axes_of("dim") == (Axis("dim", 0, 8, 2, 64), Axis("dim", 0, 2, 1, 2))
+    # A tile of values has all tokens of the kernel block, by pairs; 16 entries are one tile.
+    assert values.axes_of("dim") == (Axis("dim", 0, 16, 1, 4),)
+    assert values.axes_of("token") == (Axis("token", 0, 16, 2, 64), Axis("token", 0, 2, 1, 2))
+
+
+def test_amx_blocks_without_whole_tiles_are_no_blocks_of_that_kernel() -> None:
+    with pytest.raises(UnknownShape, match="tokens beyond whole tiles is 8"):
+        cpu("amx")
 
 
 def test_opaque_blocks_keep_their_heads_apart_but_not_their_tokens() -> None:

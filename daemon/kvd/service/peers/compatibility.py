@@ -145,6 +145,14 @@ class CompatibilityCache:
             done.exception()  # looked at here, since everyone who waited may have left
 
 
+def unlike(bad: Factors) -> str:
+    """The factors that fail, with both values. That no plan can be made says nothing by itself: its reason does."""
+    return "; ".join(
+        f.note if f.name == "plan" and f.note else f"{f.name} is {f.local} here and {f.remote} there"
+        for f in bad
+    )
+
+
 def next_step(bad: Factors, local: str, remote: str) -> str:
     """What to do about the factors that fail between two engines, by their ids."""
     compared = f"`kvctl describe-topology {local} {remote}` compares the two factor by factor"

@@ -14,7 +14,7 @@ from kvd.service.engines.local_engine import Client, LocalEngine
 from kvd.service.engines.registry import Registry
 from kvd.service.errors import RequestRefused
 from kvd.service.fairness.tally import Tally
-from kvd.service.peers.compatibility import CompatibilityCache, next_step
+from kvd.service.peers.compatibility import CompatibilityCache, next_step, unlike
 from kvd.service.peers.fetching import Flights
 from kvd.service.peers.greetings import Greetings
 from kvd.service.peers.links import PeerLinks
@@ -377,10 +377,9 @@ class Handshakes:
                 "handshake.refused", peer.card.engine.engine_id, local=engine.facts.engine_id,
                 factors=", ".join(f"{f.name}: {f.local} / {f.remote}" for f in bad),
             )  # fmt: skip
-        named = "; ".join(f"{f.name} is {f.local} here and {f.remote} there" for f in bad)
         raise RequestRefused(
             "KVD-INCOMPATIBLE",
-            f"{engine.facts.engine_id} cannot read from {peer.card.engine.engine_id}: {named}",
+            f"{engine.facts.engine_id} cannot read from {peer.card.engine.engine_id}: {unlike(bad)}",
             hint=next_step(bad, engine.facts.engine_id, peer.card.engine.engine_id),
             factors=bad,
         )

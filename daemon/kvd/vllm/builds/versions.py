@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -299,6 +300,10 @@ def place(vllm_config: Any) -> Place:
     )
 
 
+_PACKINGS: Mapping[str, Packing] = {"vec": "vec", "vec16": "vec", "amx": "amx"}
+"""How kernels of vLLM's CPU attention pack, by their names."""
+
+
 def _cpu_packing(dtype: Any, spec: Any, kernel_tokens: int) -> Packing:
     """How vLLM's CPU attention packs this spec's blocks: which of its kernels runs decides, not the tensor's shape.
 
@@ -307,7 +312,7 @@ def _cpu_packing(dtype: Any, spec: Any, kernel_tokens: int) -> Packing:
     from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
     kernel = _get_attn_isa(dtype, kernel_tokens, spec.head_size)
-    return "vec" if kernel in ("vec", "vec16") else "opaque"
+    return _PACKINGS.get(kernel, "opaque")
 
 
 def _conv_channels_first() -> bool:

@@ -30,6 +30,7 @@ from tests.support.daemons import (
     Daemon,
     daemons,
     facts,
+    geometry,
     measured,
     process,
     scheduler,
@@ -186,6 +187,18 @@ def test_other_weights_are_refused_with_both_values_and_the_next_step() -> None:
         )
         assert 'set "weights" in kv_connector_extra_config of both to one id' in error.hint
         assert "`kvctl describe-topology d p`" in error.hint
+
+
+def test_blocks_that_no_plan_fits_are_refused_with_what_does_not_fit() -> None:
+    other = worker(facts("p"))
+    card = msgspec.structs.replace(other.card, geometry=geometry(dtype="int32"))
+    other = msgspec.structs.replace(other, card=card)
+    with daemons(2) as (near, far), session(near, worker(facts("d"))) as one, session(far, other):
+        error = one.call(ask_for(far), 10).exception(10)
+        assert isinstance(error, RefusedByDaemon)
+        assert error.message == (
+            "d cannot read from p: field k is float32 (4 bytes) here and int32 (4 bytes) there"
+        )
 
 
 def test_one_models_weights_under_two_names_are_ready() -> None:

@@ -176,7 +176,7 @@ def test_an_engine_on_one_host_keeps_its_id_and_asks_nobody(monkeypatch: pytest.
     assert one_engine(on_node(0, nodes=1), EngineFacts(engine_id="e", model="m")).engine_id == "e"
 
 
-@pytest.mark.parametrize(("dtype", "packing"), [("bfloat16", "opaque"), ("float32", "vec")])
+@pytest.mark.parametrize(("dtype", "packing"), [("bfloat16", "amx"), ("float32", "vec")])
 def test_how_a_cpu_packs_blocks_goes_by_the_type_of_the_model_not_of_its_cache(
     monkeypatch: pytest.MonkeyPatch, dtype: str, packing: str
 ) -> None:
