@@ -28,6 +28,15 @@ ALWAYS = ("deepseek-v2", "qwen3.5-gdn")
 """The families of every run; `make e2e-matrix` has them all."""
 
 
+LATENT_BLOCK = 128 if AMX else 16
+"""vLLM's own choice on a CPU."""
+
+
+def type_of(model: str) -> str:
+    """What an engine of ``model`` computes in: vLLM's kernel for latents on AMX takes bfloat16 alone."""
+    return "bfloat16" if AMX and model == "deepseek-v2" else MODELS[model].dtype
+
+
 def running_geometry(model: str, path: Path, folder: Path) -> EngineGeometry:
     """The geometry that a real engine of ``model`` registers with a kvd."""
     kvd = start_kvd("host", folder / "h")
@@ -36,7 +45,7 @@ def running_geometry(model: str, path: Path, folder: Path) -> EngineGeometry:
             model=path,
             work_dir=folder / "engine",
             log_path=folder / "engine.log",
-            dtype=MODELS[model].dtype,
+            dtype=type_of(model),
             max_model_len=2048,
             enable_prefix_caching=model not in NO_PREFIX_CACHING,
             cache_dir=found_out(folder),
@@ -66,15 +75,15 @@ def test_configuration_and_running_engine_agree(model: str, tmp_path: Path) -> N
     path = write_model(model, tmp_path / "models")
     live = running_geometry(model, path, tmp_path)
     options = CacheOptions(
-        block_size=16 if live.workers[0].groups[0].kind == "mla" else 128,  # vLLM's defaults on a CPU
+        block_size=LATENT_BLOCK if live.workers[0].groups[0].kind == "mla" else 128,
         kernel_block=32,
         layout="LBHNC",
-        dtype=MODELS[model].dtype,
+        dtype=type_of(model),
         num_blocks=live.workers[0].num_blocks,
         max_tokens=2048,
         state_dtype="float32" if FLOAT32_STATES else None,
         align=model not in NO_PREFIX_CACHING,
-        packing="amx" if AMX and MODELS[model].dtype == "bfloat16" else "vec",
+        packing="amx" if AMX and type_of(model) == "bfloat16" else "vec",
     )
     config = json.loads((path / "config.json").read_text())
     derived = engine_from_config(config, Parallel(), options, engine_id="the-engine")

@@ -25,7 +25,7 @@ from tests.support.deployments import (
     nothing_is_left,
     prompt_of,
 )
-from tests.support.tiny_models import MODELS, write_model
+from tests.support.tiny_models import ARGUMENTS, MODELS, write_model
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -87,6 +87,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
             spec = EngineSpec(
                 model=model,
                 dtype=MODELS[case.model].dtype,
+                arguments=ARGUMENTS.get(case.model, {}),
                 max_model_len=2048,
                 block_size=block,
                 enable_prefix_caching=False,

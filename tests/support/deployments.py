@@ -20,7 +20,7 @@ from tests.support import nursery
 from tests.support.daemons import wait_for
 from tests.support.engine_calls import engine_metrics
 from tests.support.processor import FLOAT32_STATES
-from tests.support.tiny_models import MODELS, NO_PREFIX_CACHING, write_model
+from tests.support.tiny_models import ARGUMENTS, MODELS, NO_PREFIX_CACHING, write_model
 
 
 def prompt_of(tokens: int, seed: int = 0) -> list[int]:
@@ -152,6 +152,7 @@ def running(
     fields: dict[str, Any] = {
         "model": path,
         "dtype": MODELS[model].dtype,
+        "arguments": ARGUMENTS.get(model, {}),
         "max_model_len": 2048,
         "enable_prefix_caching": model not in NO_PREFIX_CACHING,
         "cache_dir": found_out(folder),

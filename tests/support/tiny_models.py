@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from kvctl.demo import models
 from kvctl.demo.kinds import TINY, Gains, TinyModel
@@ -81,7 +82,7 @@ _LIST = (
         },
         # vLLM's kernels for prefill and decode on CPUs differ in rounding, which larger gains turn into other tokens.
         gains=Gains(query_key=0.5, value=2.0, output=1.0, mlp=1.0),
-        dtype="bfloat16" if AMX else "float32",
+        dtype="float32",
         cache="multi-head latent attention, one latent of 576 a token",
     ),
     TinyModel(
@@ -201,6 +202,9 @@ MODELS = {model.name: model for model in _LIST}
 """Every model by name."""
 NO_PREFIX_CACHING = frozenset({"deepseek-v2", "granite-hybrid", "nemotron-h", "falcon-h1"})
 """Those that vLLM cannot run with prefix caching on CPU."""
+ARGUMENTS: dict[str, dict[str, Any]] = {"deepseek-v2": {"attention_backend": "CPU_MLA"}} if AMX else {}
+"""vLLM's arguments that a model needs: on processors with AMX vLLM prefers a kernel for latents that takes bfloat16
+alone, in which prefill and decode round differently."""
 ONE_AT_A_TIME = frozenset({"qwen3.5-gdn", "qwen3-next", "deepseek-v2", "gpt-oss"})
 """Those to which vLLM on CPU may answer otherwise when it computes another prompt in the same step.
 
