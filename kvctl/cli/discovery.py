@@ -1,9 +1,9 @@
 """Finds commands by reading the sources of a package, so that `kvctl --help` lists them without importing any.
 
-Each module that declares a ``SECTION`` is a command: it is called as its module, with dashes; the function of that name
-runs it, the first line of its docstring is its line in the list, and its ``EXAMPLES`` end its help. A package is a
-group of the commands in it; one without a ``SECTION`` is a room only, whose commands stand beside those outside. The
-underscore at the end of a name is there for Python alone.
+Each module that declares a ``SECTION`` is a command. The command has the module's name, with dashes. The function of
+that name runs it. The first line of that function's docstring is the command's line in the list, and the module's
+``EXAMPLES`` end its help. A package is a group of the commands in it; one without a ``SECTION`` is a room only, whose
+commands stand beside those outside. The underscore at the end of a name is there for Python alone.
 """
 
 from __future__ import annotations

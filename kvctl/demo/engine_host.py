@@ -1,9 +1,9 @@
 """Runs one vLLM engine in a process tree of its own: the child's side of kvctl.demo.engine.
 
 Started as `python -m kvctl.demo.engine_host COMMANDS EVENTS LIFELINE THROWAWAY ENGINE`: three inherited file
-descriptors, a folder to remove at the end or nothing, vLLM's arguments in JSON. The process splits in two before
-anything heavy is imported: the guardian, which waits for one of two ends (its parent's, seen as end-of-file on
-LIFELINE, or the host's) and then kills what is left, and the host, which runs vLLM's front end.
+descriptors, a folder to remove at the end or nothing, vLLM's arguments in JSON. The process splits in two before it
+imports anything heavy. The host runs vLLM's front end. The guardian waits until its parent ends (seen as end-of-file on
+LIFELINE) or the host ends, and then kills what is left.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """The backend contract: what a transfer engine must offer, and nothing about any one of them.
 
-Three roles. A `Backend` holds a worker's registered memory and is what peers read from; it lives as long as the
-worker. A `Lane` is this worker's way to *one* peer engine: cheap to make, and made anew when a transfer on it is
-given up. A `Window` is the same for what one peer engine *writes* here. The rule that memory vLLM may reuse is never
-the target of a transfer that might still write comes down to one promise of both: when `close` has returned, nothing
-of that lane or window can land any more. How an adapter keeps it (destroying the agent, never calling into it again,
-waiting for the copy) is its own affair.
+Three roles. A `Backend` holds a worker's registered memory and is what peers read from; it lives as long as the worker.
+A `Lane` is this worker's way to *one* peer engine: cheap to make, and made anew when a transfer on it is given up. A
+`Window` is the same for what one peer engine *writes* here. Memory that vLLM may reuse must never be the target of a
+transfer that might still write. This rule rests on one promise of both: when `close` has returned, nothing of that lane
+or window can land any more. How an adapter keeps it (destroying the agent, never calling into it again, waiting for the
+copy) is its own affair.
 """
 
 from __future__ import annotations

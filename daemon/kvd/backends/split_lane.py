@@ -1,8 +1,8 @@
 """A lane that splits large reads between threads, where it is the posting thread that copies.
 
 NIXL over CMA and direct reads of host memory move bytes inside the calls of the one who posts: one processor copies,
-and the others look on. Here each thread has a lane of its own to the same peer engine, and takes the next piece of a
-read whenever it is done with the last; so one that gets no processor holds up no more than the piece it is at.
+and the others look on. Here each thread has a lane of its own to the same peer engine. It takes the next piece of a
+read when it has finished the last. So a thread that gets no processor delays only its own piece.
 
 Which transport a lane has is seen, not asked: the first large read goes by one lane, and if it was copied within its
 post, the other lanes are opened beside it. What a network moves is still on its way then, unless it is thousands of

@@ -1,7 +1,7 @@
 """The connection of a session: ZMTP over kvd's Unix socket, read and written by the session's own thread.
 
-libzmq has a thread of its own for this, so that each message wakes two threads on its way out and two on its way in,
-and it ends the process in some of its troubles, which here is vLLM's.
+libzmq has a thread of its own for this, so each message would wake two threads on its way out and two on its way in.
+Some of libzmq's errors end the process, which here is vLLM's.
 """
 
 from __future__ import annotations

@@ -32,9 +32,9 @@ class KvdSession:
     """A client's session with its kvd. The public methods may be called from any thread and never wait for I/O.
 
     ``card`` is called on the session's thread whenever kvd has to be told who we are. ``on_push`` gets what kvd sends
-    unasked, on the session's thread: it must be quick; what it returns for a request of kvd's (`LeaseExtend`, the
-    messages of `kvd.wire.push`) is sent back as its answer, None and an exception as a refusal. ``directory`` is the
-    runtime directory of kvd, ``name`` stands in log lines.
+    unasked, on the session's thread, so it must be quick. What it returns for a request of kvd's (`LeaseExtend`, the
+    messages of `kvd.wire.push`) is sent back as the answer. None and an exception are sent back as a refusal.
+    ``directory`` is the runtime directory of kvd, ``name`` stands in log lines.
 
     The thread starts at once. After a fork make a new session: an inherited one refuses every call.
     """

@@ -53,9 +53,9 @@ def page_groups(layers: Sequence[Paged], block_size: int) -> tuple[PagedGroup, .
     """Layers to groups, all of one page size.
 
     A layer with smaller pages gets more tokens a block where that makes pages equal, else (states, and attention that
-    does not divide) padding. Kinds are split into groups of as many layers as the rarest kind has, or as the commonest
-    has where that is less than half as many again; layer ``i`` of a kind goes to its group ``i`` modulo their number,
-    so that pipeline stages hold a share of each.
+    does not divide) padding. Kinds are split into groups of as many layers as the rarest kind has. Where the commonest
+    kind has less than half as many again, they have as many layers as that one. Layer ``i`` of a kind goes to its group
+    ``i`` modulo their number, so that pipeline stages hold a share of each.
     """
     kinds: dict[object, list[Paged]] = {}
     for layer in layers:

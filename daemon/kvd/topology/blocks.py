@@ -28,8 +28,8 @@ class BlockList:
 def first_needed(kind: GroupKind, block_size: int, window: int | None, *, tokens: int, computed: int) -> int:
     """Number of the first block that a reader of ``tokens`` tokens needs, having ``computed`` of them already.
 
-    The next token computed is number ``tokens - 1`` at the earliest (a reader of a whole prompt computes its last
-    token again), and a window of ``w`` ends at the token itself: the first token needed is ``tokens - w``. Chunked
+    The next token computed is number ``tokens - 1`` at the earliest, because a reader of a whole prompt computes its
+    last token again. A window of ``w`` ends at the token itself. So the first token needed is ``tokens - w``. Chunked
     attention needs the chunk of that token.
     """
     first = max(0, computed)

@@ -7,10 +7,10 @@ another width. A kernel that masks such a token still multiplies it by zero, and
 zeroes these bytes before anything is copied.
 
 What was copied is never leftover, although a page is copied whole and its last tokens may not exist. Those bytes were
-in a page of the prefiller's own request. There they are what vLLM gives its kernels to read: zeros where states or
-several precisions share the memory (it zeroes fresh blocks of such models), else keys and values that the same layers
-wrote before, as in an engine that works alone. And where the prefiller's page was itself filled by a load, its worker
-has zeroed what that load left.
+in a page of the prefiller's own request. There they are what vLLM gives its kernels to read. Where states or several
+precisions share the memory they are zeros, because vLLM zeroes fresh blocks of such models. Elsewhere they are keys and
+values that the same layers wrote before, as in an engine that works alone. And where the prefiller's page was itself
+filled by a load, its worker has zeroed what that load left.
 """
 
 from __future__ import annotations

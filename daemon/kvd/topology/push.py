@@ -1,7 +1,7 @@
 """What one prefilling worker writes to one decoding worker, layer by layer and as far as it is computed.
 
-Push moves exactly the bytes that pull would: the plan is the decoding worker's own, cut by layer and to one source, and
-a chunk of it is compiled for the decoder's blocks that begin in the chunk, with both sides exchanged.
+Push moves exactly the bytes that pull would. The plan is the decoding worker's own, cut by layer and to one source. A
+chunk of it is compiled for the decoder's blocks that begin in the chunk, with both sides exchanged.
 """
 
 from __future__ import annotations

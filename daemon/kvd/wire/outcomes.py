@@ -90,8 +90,8 @@ class GetOutcomes(Request, tag="get_served", frozen=True, kw_only=True):
 class OutcomeRow(msgspec.Struct, frozen=True, kw_only=True):
     """One engine. ``lately`` is of the last ``seconds``, ``totals`` since its kvd has known it.
 
-    Of the leases that were opened in a time as long, which ended some seconds ago so that there was time to claim them,
-    ``unclaimed`` were claimed by nobody; ``leases_total`` and ``claimed_total`` count since kvd has known the engine.
+    ``unclaimed`` leases were claimed by nobody. They are of those opened in a time as long that ended some seconds ago,
+    so that there was time to claim them. ``leases_total`` and ``claimed_total`` count since kvd has known the engine.
     ``endpoint`` is that of its kvd, empty for the one that was asked.
     """
 

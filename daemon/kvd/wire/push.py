@@ -27,8 +27,8 @@ PACKED_BYTES = 3
 class BlockRun(msgspec.Struct, frozen=True, array_like=True):
     """Blocks of one KV cache group: ``ids[i]`` covers the request's block number ``first + i``.
 
-    Where the ids of all groups would be too many for a message there are none, and instead ``runs`` of neighbours:
-    (first id, how many); or ids ``packed`` into `PACKED_BYTES` each, the lowest first, where few are neighbours.
+    If the ids of all groups would be too many for a message, there are none. Instead there are ``runs`` of neighbours:
+    (first id, how many). If few are neighbours, there are ids ``packed`` into `PACKED_BYTES` each, the lowest first.
     """
 
     group: Count

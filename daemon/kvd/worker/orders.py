@@ -182,11 +182,11 @@ class SumOrders:
 class StepOrders:
     """Everything for one step.
 
-    Loads to start, the answers on claims of earlier ones, and requests whose load nobody waits for any more; loads
-    under way that are to miss, by request;
-    transfers (id and prefiller) of which nothing is wanted, because the prompt is cached here or the request is over;
-    requests whose blocks the prefiller may free now; what it computes for pushes, and those that ended; what of a
-    staged engine peers may read after the step; what is added up when it has run. ``idle``: the step computes nothing.
+    It has loads to start, the answers on claims of earlier ones, and requests whose load nobody waits for any more. It
+    has loads under way that must miss, by request. It names transfers (id and prefiller) of which nothing is wanted,
+    because the prompt is cached here or the request has ended. It names requests whose blocks the prefiller may free
+    now, what the prefiller computes for pushes, and pushes that ended. It says what peers may read of a staged engine
+    after the step, and what to add up when the step has run. ``idle``: the step computes nothing.
     """
 
     loads: list[LoadOrder] = field(default_factory=list)

@@ -1,7 +1,7 @@
 """A local engine and its clients, the workers and the scheduler.
 
-Neither is looked at by the collector of cycles, which would take 0.1 s, in one turn of the loop, for 10,000 of them: a
-client refers to no engine, and who waits for an engine is taken from it when the waiting ends.
+Python's collector of cycles looks at neither: for 10,000 of them that would take 0.1 s, in one turn of the loop. So a
+client refers to no engine, and an engine drops a waiter when the waiting ends.
 """
 
 from __future__ import annotations

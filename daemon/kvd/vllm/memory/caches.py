@@ -11,10 +11,10 @@ from kvd.geometry.errors import UnknownShape
 def in_one_form(kv_caches: Mapping[str, Any], byte: Any) -> dict[str, Any]:
     """What vLLM hands to register_kv_caches, with views of other shape where its version's are not today's.
 
-    Before 0.29 latents are ``(block, token, content)``, without the one head; in 0.26 a recurrent layer is a list of
-    its states, each a strided view of the same pages, and here one ``(block, 1, 1, bytes)`` over all of them. ``byte``
-    is the dtype of one byte. Nothing is copied. Raises `UnknownShape` where the states of a layer do not stand one
-    after the other.
+    Before 0.29 latents are ``(block, token, content)``, without the one head. In 0.26 a recurrent layer is a list of
+    its states, each a strided view of the same pages. Here it is one ``(block, 1, 1, bytes)`` over all of them.
+    ``byte`` is the dtype of one byte. Nothing is copied. Raises `UnknownShape` where the states of a layer do not stand
+    one after the other.
     """
     return {
         name: _page(name, cache, byte) if isinstance(cache, list | tuple) else _with_heads(cache)

@@ -42,11 +42,11 @@ taken back, a page moves whole."""
 class Place:
     """Where a worker stands, and what of the model its tensors cannot tell.
 
-    ``kv_heads`` is the model's number of KV heads, ``layer_heads`` that of layers which have another or belong to
-    another model (a drafter), by name; ``state_groups`` are its B/C groups (None where it has none),
-    ``interleave`` the run of consecutive tokens on one context-parallel rank, ``channels_first`` vLLM's
-    layout of convolution states. ``packing`` tells how vLLM's CPU attention packs blocks, given a spec and the tokens
-    of a kernel block; None where tensors hold what their shapes say.
+    ``kv_heads`` is the model's number of KV heads. ``layer_heads`` is, by name, that of layers which have another
+    number or belong to another model (a drafter). ``state_groups`` are the model's B/C groups (None where it has none).
+    ``interleave`` is the run of consecutive tokens on one context-parallel rank. ``channels_first`` is vLLM's layout of
+    convolution states. ``packing`` tells how vLLM's CPU attention packs blocks, given a spec and the tokens of a kernel
+    block; None where tensors hold what their shapes say.
     """
 
     rank: Rank

@@ -1,9 +1,9 @@
 """The decoding side's claims: one for each request that was prefilled elsewhere, from arrival to its end.
 
-A claim becomes usable when the peer engine is known to fit (handshake), the params are found to be as it gave them
-(seal) and its prompt to be this request's (digest), and its blocks are certain to be kept long enough (lease). Nothing
-is claimed, and so nothing released, before these were compared: the request that a lease is for may be another one.
-Only the prefiller's kvd can say that a lease is kept for one more reader, and while it is away a claim waits for it
+A claim becomes usable when four things are known. The peer engine fits (handshake). The params are as it gave them
+(seal). Its prompt is this request's (digest). Its blocks are kept long enough (lease). Nothing is claimed, and so
+nothing released, before these were compared: the request that a lease is for may be another one. Only the prefiller's
+kvd can say that a lease is kept for one more reader, and while it is away a claim waits for it
 (`kvd.vllm.scheduler.asking`). Its load may begin beside it, and is used once it is answered
 (`kvd.vllm.scheduler.beside`).
 

@@ -1,7 +1,7 @@
 """Which prompts a step computes to their end, and in which blocks.
 
-vLLM hands out a step's result when all workers have ended it, so no decoder knows of a prefill before its worker has
-done what it does with those blocks: staged engines (`kvd.backends.staged`) copy them, others add up their KV.
+vLLM hands out a step's result when all workers have ended it. So no decoder knows of a prefill before the workers have
+processed its blocks: staged engines (`kvd.backends.staged`) copy them, others add up their KV.
 """
 
 from __future__ import annotations

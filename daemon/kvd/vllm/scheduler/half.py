@@ -1,9 +1,9 @@
 """The scheduler's half: what to claim, what to load, which blocks to keep for whom.
 
-It runs inside vLLM's scheduling step and therefore never waits. Everything that needs another party is asked for early
-(a handshake and a claim on the lease as soon as the request arrives) and looked at later; a request whose answers are
-not in yet is passed over by the scheduler until they are, or until their time is up and it is computed here. Where the
-prefiller is known already its load begins at once, and is used when the answers are in (`kvd.vllm.scheduler.beside`).
+It runs inside vLLM's scheduling step and therefore never waits. It asks other parties early (for a handshake and a
+claim on the lease as soon as the request arrives), and looks at the answers later. The scheduler passes over a request
+until its answers are in, or until their time is up and it is computed here. If the prefiller is known already, the load
+begins at once, and is used when the answers are in (`kvd.vllm.scheduler.beside`).
 """
 
 from __future__ import annotations

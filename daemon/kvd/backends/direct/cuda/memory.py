@@ -1,8 +1,8 @@
 """Device memory that other processes can map: what its owner hands out, and what a reader has mapped of others.
 
 Plain IPC shares a whole allocation by a handle of 64 bytes. Memory made with the driver's virtual memory calls (torch's
-expandable segments, vLLM's sleep mode) has no such handle; where its maker allowed it, its parts are exported as file
-descriptors, which a reader takes out of the owner's process.
+expandable segments, vLLM's sleep mode) has no such handle. Where its maker allowed it, its parts are exported as file
+descriptors. A reader takes these out of the owner's process.
 """
 
 from __future__ import annotations
