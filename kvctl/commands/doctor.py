@@ -60,5 +60,8 @@ def _stock_pair(settings: Settings, from_: str, to: str) -> Iterator[Check]:
     from kvctl.doctor.stock_checks import stock_checks
 
     if not (from_ and to):
-        raise UsageError("--from and --to name a pair together; one of them is missing")
+        missing = "--from" if to else "--to"
+        raise UsageError(
+            f"--from and --to name a pair together; {missing} is missing", f"give {missing} as well"
+        )
     return stock_checks(from_, to, settings.timeout)

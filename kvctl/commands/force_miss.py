@@ -109,7 +109,8 @@ def force_miss(  # noqa: PLR0913 - each is an option
     further = number is not None or part is not None
     _one_of(request=bool(request), waiting=waiting, next=further, order=bool(order_id), clear=clear)
     if (seed is not None or span is not None) and not further:
-        raise UsageError("--seed and --for belong to --next and --ratio", "see kvctl force-miss --help")
+        name = "--for" if seed is None else "--seed"
+        raise UsageError(f"{name} is given without --next or --ratio", "give one of these, or leave it out")
     if (group is not None or layer) and when not in (None, "now", "layers"):
         raise UsageError(f"--group and --layer fail when all else has arrived, not --when {when}")
     if clear:

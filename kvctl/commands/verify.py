@@ -57,7 +57,10 @@ def verify(  # noqa: PLR0913 - each is an option
     was made to miss must equal one of them. Exit code 0 when all do, 1 when one does not or was not loaded.
     """
     if bool(prefill) == bool(router):
-        raise UsageError("give either --prefill or --router", "see kvctl verify --help")
+        said = (
+            "--prefill and --router are both given" if prefill else "neither --prefill nor --router is given"
+        )
+        raise UsageError(said, "give one of them: see kvctl verify --help")
     chosen = cast("tuple[When, ...]", when)
     timeout = settings.timeout if settings.timeout_given else ANSWER_SECONDS
     url = base_url(endpoint)

@@ -79,5 +79,8 @@ def planned_pair(
             tell_block_size(engine)
         return pair
     if local is not None or remote is not None:
-        raise UsageError("--local and --remote say how the model of --model is served; give --model as well")
+        raise UsageError(
+            "--local and --remote say how the model of --model is served; --model is missing",
+            "give --model as well",
+        )
     return None

@@ -229,7 +229,9 @@ class EngineBackend(ABC, Generic[ClosingT]):
         self._opened()
         if self.regions:
             raise RegistrationError(
-                "memory of this backend is registered already", backend=self._backend_name
+                f"{len(self.regions)} regions are registered already, and {len(regions)} more were given",
+                backend=self._backend_name,
+                hint="a backend registers once: close it and open another",
             )
         self._register(regions)
         self.regions = tuple(regions)
@@ -287,7 +289,9 @@ class EngineBackend(ABC, Generic[ClosingT]):
     def _ready(self) -> None:
         self._opened()
         if not self.regions:
-            raise RegistrationError("register memory first", backend=self._backend_name)
+            raise RegistrationError(
+                "no memory is registered", backend=self._backend_name, hint="register memory first"
+            )
 
     def _keep(self, made: KeptT) -> KeptT:
         """A lane or window, to be closed with the backend."""

@@ -31,7 +31,7 @@ def check_regions(regions: Sequence[Region], *, backend: str, kinds: Collection[
         RegistrationError: nothing given, a region that is empty, or of another kind.
     """
     if not regions:
-        raise RegistrationError("no regions to register", backend=backend)
+        raise RegistrationError("no regions to register", backend=backend, hint="give at least one")
     for region in regions:
         if region.length <= 0 or region.address <= 0:
             raise RegistrationError(f"{region} cannot be registered: it is empty", backend=backend)

@@ -98,7 +98,8 @@ def _check_group(position: int, group: Group) -> None:
         _check_texts(f"group {group.index}", layer.name)
     if group.scratch_blocks < 0 or (group.window is not None and group.window < 1):
         raise BadGeometry(
-            f"group {group.index}: window {group.window} and {group.scratch_blocks} scratch blocks"
+            f"group {group.index}: window {group.window} and {group.scratch_blocks} scratch blocks; "
+            "a window is at least 1, scratch blocks are at least 0"
         )
 
 

@@ -103,5 +103,5 @@ def read_json(path: Path, longest: int = 16 << 20) -> dict[str, object]:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise WeightsUnreadable(str(error)) from None
         if not isinstance(read, dict):
-            raise WeightsUnreadable("it holds no JSON object")
+            raise WeightsUnreadable(f"its JSON is a {type(read).__name__}, not an object")
         return read

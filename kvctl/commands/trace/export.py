@@ -50,7 +50,9 @@ def export(  # noqa: PLR0913 (options)
     from kvctl.ledger.known import refuse_unknown
 
     if file == "-" and sys.stdout.isatty():
-        raise UsageError("a trace is nothing for a screen", "name a FILE, or redirect stdout into one")
+        raise UsageError(
+            "a trace is a file, and stdout is a terminal", "name a FILE, or redirect stdout into one"
+        )
     asked = options.question(
         engine=engine,
         peer=peer,

@@ -94,7 +94,11 @@ class MooncakeBackend(EngineBackend[MooncakeLane]):
         if (device := cuda_driver.ordinal(regions)) is not None:
             self._look_at(device)
         elif self._options.protocol == NVLINK:
-            raise RegistrationError(f"option protocol is {NVLINK} and memory is on the host", backend=NAME)
+            raise RegistrationError(
+                f"option protocol is {NVLINK} and memory is on the host",
+                backend=NAME,
+                hint="choose another protocol, or leave the option out",
+            )
         self._engine = self._engine_over(regions)
 
     def _look_at(self, device: int) -> None:

@@ -82,7 +82,9 @@ def read_metadata(metadata: bytes, engine: str) -> tuple[StagedPeer, tuple[Regio
         )
     if len(found.mirrors) != len(envelope.regions):
         raise PeerMetadataError(
-            f"the peer names {len(found.mirrors)} mirrors of {len(envelope.regions)} spans", backend=NAME
+            f"the peer names {len(found.mirrors)} mirrors of {len(envelope.regions)} spans",
+            backend=NAME,
+            hint="run the same version of the connector on both sides",
         )
     return StagedPeer(metadata, RegisteredMemory(envelope.regions, found.mirrors)), envelope.regions, found
 

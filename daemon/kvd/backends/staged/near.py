@@ -50,7 +50,7 @@ def share(mirrors: Sequence[Region]) -> Shared | None:
     memory = tuple(one for one in found if one is not None)
     try:
         if len(memory) < len(found):
-            raise OSError("a mirror is in no memfd")  # noqa: TRY301 - what was opened is closed below
+            raise OSError(f"{len(found) - len(memory)} of {len(found)} mirrors are in no memfd")  # noqa: TRY301 - what was opened is closed below
         process, cookie = this_process(), Cookie()
     except OSError as error:
         _log.info("peers on this host cannot map the mirrors: %s", error)
