@@ -286,10 +286,17 @@ def test_an_order_that_is_refused_ends_it_with_the_orders_own_code(
 
 
 @pytest.mark.parametrize(
-    "words", [("--endpoint", "ftp://x", "--prefill", "http://x"), ("--endpoint", "http://x")]
+    ("words", "said"),
+    [
+        (("--endpoint", "ftp://x", "--prefill", "http://x"), "ftp://x"),
+        (("--endpoint", "http://x"), "neither --prefill nor --router is given"),
+        (("--endpoint", "http://x", "--prefill", "http://y", "--router", "http://z"), "are both given"),
+    ],
+    ids=["scheme", "neither", "both"],
 )
-def test_what_is_not_asked_for_properly_is_a_usage_error(run: Run, words: tuple[str, ...]) -> None:
-    assert run("verify", *words).code == 2
+def test_what_is_not_asked_for_properly_is_a_usage_error(run: Run, words: tuple[str, ...], said: str) -> None:
+    outcome = run("verify", *words)
+    assert (outcome.code, said in outcome.err) == (2, True), outcome.err
 
 
 def test_the_screen_says_what_is_right(run: Run, daemon: FakeDaemon, world: World) -> None:

@@ -104,6 +104,7 @@ def test_the_command_asks_no_kvd(run: Run) -> None:
 
 
 def test_half_a_pair_is_a_wrong_usage(run: Run) -> None:
-    assert run("doctor", "--from", "nixl://localhost:5600").code == 2
+    half = run("doctor", "--from", "nixl://localhost:5600")
+    assert (half.code, "--to is missing" in half.err) == (2, True), half.err
     with pytest.raises(UsageError):
         found("decode-0", "nixl://localhost:5600")
