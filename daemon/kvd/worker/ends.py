@@ -12,7 +12,7 @@ from kvd.shown import logger
 from kvd.wire.transfer import ReportTransfers, TransferRecord, bounded
 from kvd.worker.cause import Cause
 from kvd.worker.checksums.comparing import Checking
-from kvd.worker.load import Load
+from kvd.worker.load import Load, Standing
 from kvd.worker.orders import ClaimAnswer
 from kvd.worker.peers.slow_paths import Paths
 from kvd.worker.pull.unanswered import Unanswered
@@ -91,7 +91,7 @@ class LoadEnds:
             load.then(load)
             return
         # On this thread, so that it takes nothing of the step that brings the answer.
-        before = self._record(load, complete) if load.unanswered else None
+        before = self._record(load, complete) if load.claim is Standing.OPEN else None
         report = partial(self._report, load, complete, before)
         if not self._unanswered.keeps(load, report):
             report()

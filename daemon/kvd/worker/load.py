@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +18,28 @@ from kvd.topology.plan import Plan
 from kvd.wire.transfer import ChecksumResult
 from kvd.worker.cause import Cause
 from kvd.worker.orders import Fault, LoadOrder
+
+
+class Standing(enum.Enum):
+    """How the claim of a load stands (`kvd.worker.pull.unanswered` for one that runs beside its claim)."""
+
+    OPEN = "open"
+    """No answer is known: nothing of the load may be used yet."""
+    CONFIRMED = "confirmed"
+    REFUSED = "refused"
+    """Nothing of the load may be used."""
+    FORGONE = "forgone"
+    """Nobody will use the load, so it waits for no answer."""
+
+
+FOLLOWS: Mapping[Standing, frozenset[Standing]] = {
+    Standing.OPEN: frozenset({Standing.CONFIRMED, Standing.REFUSED, Standing.FORGONE}),
+    # Kvd may tell of a confirmation before the scheduler says what it makes of it.
+    Standing.CONFIRMED: frozenset({Standing.REFUSED}),
+    Standing.REFUSED: frozenset(),
+    Standing.FORGONE: frozenset(),
+}
+"""What may become of a claim."""
 
 
 @dataclass(slots=True, eq=False)
@@ -46,8 +69,8 @@ class Load:
     stuck. A load that is part of something larger brings its ``plan`` and ``slices``, and ``then`` is told of its end.
     ``lost``: the peer has nothing to read any more. ``dropped`` says why nobody waits for it any more. With a ``fault``
     this worker's part of it is to miss. ``sums``: the prefiller has checksums of what it pushed; ``checksum`` is what
-    came of comparing them. ``unanswered``: whether its claim was confirmed is not known, so nothing of it may be used
-    yet; it was ``answered``, or ``refused`` (`kvd.worker.pull.unanswered`).
+    came of comparing them. ``claim`` is how its claim stands, ``answered`` when that became known, and ``refused`` why
+    nothing of it may be used.
     """
 
     order: LoadOrder
@@ -74,7 +97,7 @@ class Load:
     then: Callable[[Load], None] | None = None
     sums: bool = False
     checksum: ChecksumResult = field(default_factory=ChecksumResult)
-    unanswered: bool = False
+    claim: Standing = Standing.CONFIRMED
     answered: float = 0.0
     refused: Cause | None = None
 
@@ -93,6 +116,19 @@ class Load:
     def transfers(self) -> list[Transfer]:
         """All transfers, of all slices."""
         return [transfer for slice_ in self.slices for transfer in slice_.transfers]
+
+    def stands(self, standing: Standing, refused: Cause | None = None) -> bool:
+        """Its claim stands like this from now on, refused for that cause. False where `FOLLOWS` rules that out."""
+        if standing not in FOLLOWS[self.claim]:
+            return False
+        if self.claim is Standing.OPEN and standing is not Standing.FORGONE:
+            self.answered = time.monotonic()
+        self.claim, self.refused = standing, refused
+        return True
+
+    def drop(self, cause: Cause) -> None:
+        """Nobody waits for it any more; the first cause counts."""
+        self.dropped = self.dropped or cause
 
     def end(self, cause: Cause | None) -> None:
         """It is over: a miss with a cause, else complete."""
@@ -127,6 +163,12 @@ class Load:
             return 0
         remote = self.order.prefill.block_lists()
         return largest_prefix(self.plan, remote, good=self.good, tokens=self.order.tokens)
+
+
+def load_of(order: LoadOrder, received: float) -> Load:
+    """The load of an order that was received then."""
+    claim = Standing.OPEN if order.unanswered else Standing.CONFIRMED
+    return Load(order, received=received, deadline=received + order.seconds, claim=claim)
 
 
 def clear_leftover(load: Load, plan: Plan, geometry: WorkerGeometry) -> None:

@@ -39,7 +39,7 @@ from kvd.worker.checksums.summing import Summing
 from kvd.worker.context import WorkerContext
 from kvd.worker.ends import LoadEnds
 from kvd.worker.errors import ConnectorError
-from kvd.worker.load import Load
+from kvd.worker.load import Load, Standing, load_of
 from kvd.worker.orders import Fault, LoadOrder, StageOrder, StepOrders, StepOutcomes
 from kvd.worker.peer_threads import PeerThreads
 from kvd.worker.peers.followed import register
@@ -173,10 +173,8 @@ class WorkerHalf:
             self._decline(transfer_id, prefill)
 
     def _begin(self, order: LoadOrder, now: float, look_until: float) -> None:
-        load = self._begun[order.request_id] = Load(
-            order, received=now, deadline=now + order.seconds, unanswered=order.unanswered
-        )
-        if order.unanswered:
+        load = self._begun[order.request_id] = load_of(order, now)
+        if load.claim is Standing.OPEN:
             self._ends.begin(load)
         if order.fault is not None and order.fault.concerns(self.geometry):
             load.fault = order.fault
@@ -291,7 +289,7 @@ class WorkerHalf:
     def _drop(self, request_id: str) -> None:
         """Nobody waits for this load any more."""
         if load := self._begun.get(request_id):
-            load.dropped = REQUEST_OVER
+            load.drop(REQUEST_OVER)
             self._ends.give_up(load)
             self._peers.drop(load)
 
@@ -303,7 +301,7 @@ class WorkerHalf:
         if load.order.transfer_id and fault.when == "layers":
             load.fault = fault  # seen when the next layer arrives
         else:
-            load.dropped = fault.cause
+            load.drop(fault.cause)
             self._peers.give_up(load)
 
     def _decline(self, transfer_id: str, prefill: RemotePrefill) -> None:

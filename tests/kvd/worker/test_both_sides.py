@@ -121,7 +121,7 @@ class Both:
         self.half.start(StepOrders(loads=[order]))
 
     def expire(self, name: str = "x") -> None:
-        eventually(lambda: self.half._peers.arrivals["p"]._arrivals._active[name].asked)
+        eventually(lambda: self.half._peers.arrivals["p"]._arrivals._active[name].exposed)
         self.half._begun[name].deadline = 0.0
         self.half._peers.arrivals["p"].on_peer_changed()  # have the thread look
 

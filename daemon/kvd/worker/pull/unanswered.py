@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from kvd.worker.cause import Cause
-from kvd.worker.load import Load
+from kvd.worker.load import Load, Standing
 
 REFUSED_SECONDS = 1.0
 """How long a read of a refused claim may go on. Then its lane is closed, and other loads of that lane start over."""
@@ -21,7 +21,10 @@ MOST_TOLD = 4096
 
 
 class Unanswered:
-    """The loads without an answer. They end on any thread, answers come in vLLM's step and on the session's thread."""
+    """The loads whose claim is open. They end on any thread; answers come in vLLM's step and on the session's thread.
+
+    How a claim stands changes under one lock, and the report of a load that waited for that is called outside it.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -55,7 +58,7 @@ class Unanswered:
         One of which no piece came is a miss whatever the answer is: nothing of it can be used.
         """
         with self._lock:
-            if not load.unanswered or (load.cause and not load.pieces_done):
+            if load.claim is not Standing.OPEN or (load.cause and not load.pieces_done):
                 self._readers.pop(load.order.reader, None)
                 return False
             self._ended[id(load)] = report
@@ -65,38 +68,46 @@ class Unanswered:
         """Its claim was confirmed: what came within ``seconds`` of its order may be used. The first answer counts."""
         until = load.received + seconds
         with self._lock:
-            if not load.unanswered:
-                return
-            load.deadline = min(load.deadline, until)
             # Whoever went by the deadline of before did so before now, so within the lease unless that is over.
             if until < time.monotonic() and not 0 < load.ended <= until:
                 late = f"the lease on its blocks ended {seconds:.1f} s after the load was ordered"
-                load.refused = Cause(f"{late}, and it was not complete", "LEASE_ENDED")
-        self._pass(load)
+                ended = Cause(f"{late}, and it was not complete", "LEASE_ENDED")
+                answered = load.claim is Standing.OPEN and load.stands(Standing.REFUSED, ended)
+            else:
+                answered = load.stands(Standing.CONFIRMED)
+            if not answered:
+                return
+            load.deadline = min(load.deadline, until)
+            report = self._release(load)
+        report()
 
     def refuse(self, load: Load, cause: Cause) -> None:
         """Its claim was refused: it is a miss of which nothing may be used, once nothing of it can land any more."""
-        load.refused = cause
-        load.dropped = load.dropped or cause  # so that it is not posted, if it was not
-        load.deadline = min(load.deadline, time.monotonic() + REFUSED_SECONDS)
-        self._pass(load)
+        with self._lock:
+            load.stands(Standing.REFUSED, cause)
+            load.drop(cause)  # so that it is not posted, if it was not
+            load.deadline = min(load.deadline, time.monotonic() + REFUSED_SECONDS)
+            report = self._release(load)
+        report()
 
     def give_up(self, load: Load) -> bool:
         """Nobody will use it, so no answer is waited for. Whether it had ended, and was reported now."""
-        return self._pass(load, answered=False)
+        with self._lock:
+            load.stands(Standing.FORGONE)
+            report = self._release(load)
+        report()
+        return report is not _nothing
 
     def _confirm_told(self, load: Load, seconds: float) -> None:
         left = seconds - load.order.asked_before
         if load.received + left > time.monotonic():  # else the scheduler says what is to become of it
             self.confirm(load, left)
 
-    def _pass(self, load: Load, *, answered: bool = True) -> bool:
-        with self._lock:
-            if answered and load.unanswered:
-                load.answered = time.monotonic()
-            load.unanswered = False
-            self._readers.pop(load.order.reader, None)
-            report = self._ended.pop(id(load), None)
-        if report is not None:
-            report()
-        return report is not None
+    def _release(self, load: Load) -> Callable[[], None]:
+        """Forget a load whose claim is open no longer; gives its report where that has waited."""
+        self._readers.pop(load.order.reader, None)
+        return self._ended.pop(id(load), _nothing)
+
+
+def _nothing() -> None:
+    """The report of a load that is still under way: nothing."""

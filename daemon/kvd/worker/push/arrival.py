@@ -6,6 +6,7 @@ it any more.
 
 from __future__ import annotations
 
+import enum
 import math
 import time
 from collections.abc import Iterator, Mapping
@@ -44,28 +45,53 @@ class Expected:
         return frozenset(source for source, _ in self.parts)
 
 
+class ArrivalPhase(enum.Enum):
+    """How far an arrival is. `AFTER` says what may come next."""
+
+    WAITING = "waiting"
+    """To be announced, at its ``due``. Nothing of it can land."""
+    ANNOUNCED = "announced"
+    """Its prefiller may know of it, and may write."""
+    TAKEN = "taken"
+    """Its prefiller has said that it knows of it."""
+    UNWANTED = "unwanted"
+    """Given up before it was announced: nothing of it can land."""
+    WITHDRAWN = "withdrawn"
+    """Given up after it was announced: its sources may write until each has said that it does not."""
+
+
+AFTER: Mapping[ArrivalPhase, frozenset[ArrivalPhase]] = {
+    ArrivalPhase.WAITING: frozenset({ArrivalPhase.ANNOUNCED, ArrivalPhase.UNWANTED}),
+    ArrivalPhase.ANNOUNCED: frozenset({ArrivalPhase.TAKEN, ArrivalPhase.WAITING, ArrivalPhase.WITHDRAWN}),
+    ArrivalPhase.TAKEN: frozenset({ArrivalPhase.WAITING, ArrivalPhase.WITHDRAWN}),
+    ArrivalPhase.UNWANTED: frozenset(),
+    ArrivalPhase.WITHDRAWN: frozenset(),
+}
+"""The phases that may follow each. Back to waiting goes what was on a window that is closed."""
+
+
 @dataclass(slots=True, eq=False)
 class Arrival:
-    """A pushed load on its way. Times are time.monotonic() seconds, 0 for what has not happened.
+    """A pushed load on its way; only its own methods change it. Times are time.monotonic() seconds, 0 for never.
 
-    ``key`` names it to the prefiller, with the attempt of now. ``announced`` is when it was first announced,
-    ``asked`` when that was done for this attempt, ``due`` when it is to be done, ``tries`` how often it was. ``left``
-    is what has not arrived, ``quiesced`` who has said that none of its writes is under way. With a ``cause`` it is
-    given up, and is reported when nothing of it can land any more; ``withdrawn`` is since when its sources are awaited,
-    minus infinity where one will not say it. ``reached``, ``reading`` and ``copies`` are of what this side reads by
-    itself: up to which token a part was asked for, the reads under way, descriptors of all reads, and what moves
-    their bytes. ``remote_blocks`` are the prefiller's, as it says once it has sent all.
+    ``key`` names it to the prefiller, with the attempt of now. ``announced`` is when it was first announced, ``began``
+    since when it is to be, ``due`` when it next is, ``tries`` how often it was. ``left`` is what has not arrived,
+    ``quiesced`` who has said that none of its writes is under way. With a ``cause`` it is given up, and is reported
+    when nothing of it can land any more; ``withdrawn`` is since when its sources are awaited, minus infinity where one
+    will not say it. ``reached``, ``reading``, ``copies`` and ``backend`` are of what this side reads by itself: up to
+    which token a part was asked for, the reads under way, descriptors of all reads, and what moves their bytes.
+    ``remote_blocks`` are the prefiller's, as it says once it has sent all.
     """
 
     load: Load
     plan: Plan
     expected: Expected
     key: PushKey
+    phase: ArrivalPhase = ArrivalPhase.WAITING
     left: set[Part] = field(default_factory=set)
     quiesced: set[Rank] = field(default_factory=set)
     cause: Cause | None = None
     announced: float = 0.0
-    asked: float = 0.0
     taken: float = 0.0
     first: float = 0.0
     last: float = 0.0
@@ -80,30 +106,43 @@ class Arrival:
     reading: set[Load] = field(default_factory=set)
 
     @property
+    def exposed(self) -> bool:
+        """Whether a source may write of its attempt of now."""
+        return self.phase not in (ArrivalPhase.WAITING, ArrivalPhase.UNWANTED)
+
+    @property
     def silent(self) -> bool:
         """Whether no source writes any more: each has said so, or has nothing left to write."""
         return not self.left or self.expected.sources <= self.quiesced
 
     def sent(self, attempt: int, now: float) -> None:
         """It is announced, as that attempt."""
+        self._go(ArrivalPhase.ANNOUNCED)
         self.key = msgspec.structs.replace(self.key, attempt=attempt)
         self.announced = self.announced or now
         self.tries += 1
-        self.asked, self.due = now, math.inf
+        self.due = math.inf
+
+    def put_off(self, due: float) -> None:
+        """It cannot be announced before then."""
+        self.due = due
 
     def reannounce(self, now: float) -> None:
         """To be announced, from nothing: whatever has arrived is written again, and what was said so far is over."""
+        if self.phase is not ArrivalPhase.WAITING:
+            self._go(ArrivalPhase.WAITING)
         if self.announced:
             self.key = msgspec.structs.replace(self.key, attempt=self.key.attempt + 1)
         self.left, self.quiesced = set(self.expected.parts), set()
-        self.asked = self.taken = self.first = self.last = 0.0
+        self.taken = self.first = self.last = 0.0
         self.due = self.began = now
 
     def give_up(self, cause: Cause) -> None:
         """It is to be a miss, once nothing of it can land any more; reads that are not posted yet will not be."""
+        self._go(ArrivalPhase.WITHDRAWN if self.exposed else ArrivalPhase.UNWANTED)
         self.cause, self.withdrawn = cause, time.monotonic()
         for load in self.reading:
-            load.dropped = cause
+            load.drop(cause)
 
     def never_quiesces(self) -> None:
         """A source cannot tell what may still land: only the window's end can."""
@@ -111,6 +150,8 @@ class Arrival:
 
     def acknowledged(self, now: float) -> None:
         """The prefiller knows of it."""
+        if self.phase is ArrivalPhase.ANNOUNCED:
+            self._go(ArrivalPhase.TAKEN)
         self.taken = self.taken or now
 
     def note_sent(self, progress: PushProgress) -> None:
@@ -126,18 +167,40 @@ class Arrival:
             self.first = self.first or now
             self.last = now
 
+    def mark_quiesced(self, source: Rank) -> None:
+        """That worker has said that none of its writes is under way."""
+        self.quiesced.add(source)
+
+    def begin_read(self, read: Load, reached: Mapping[Part, int], copies: int) -> None:
+        """This side reads so many descriptors by itself: those parts up to these tokens."""
+        self.reached.update(reached)
+        self.copies += copies
+        self.reading.add(read)
+
+    def end_read(self, read: Load) -> None:
+        """A read of this side has ended."""
+        self.reading.discard(read)
+        self.backend = next((t.backend for t in read.transfers if t.backend), "")
+
     def struck(self, geometry: WorkerGeometry) -> Cause | None:
         """Why it is to be given up now, where its load is to miss on an operator's order."""
         fault = self.load.fault
         if fault is None:
             return None
         if fault.when == "flight":
-            due = bool(self.taken)
+            due = self.phase is ArrivalPhase.TAKEN
         elif missing := fault.withheld(geometry):
             due = all(layer in missing for _, layer in self.left)
         else:
             due = bool(self.first)
         return fault.cause if due or not self.left else None
+
+    def _go(self, phase: ArrivalPhase) -> None:
+        if phase not in AFTER[self.phase]:
+            raise RuntimeError(
+                f"transfer {self.key.transfer_id} is {self.phase.value} and cannot be {phase.value}"
+            )
+        self.phase = phase
 
 
 def expect(plan: Plan, blocks: Mapping[int, BlockList], tokens: int) -> Expected:

@@ -119,7 +119,7 @@ class Arrivals:
 
     def settled(self, arrival: Arrival) -> bool:
         """Whether nothing of it can land any more."""
-        if not arrival.asked:
+        if not arrival.exposed:
             return True
         return not arrival.reading and (arrival.silent or not self._windows.possible)
 
@@ -160,7 +160,7 @@ class Arrivals:
     def drop_window(self) -> None:
         """Close the window and end what is given up; all else that was announced on it is announced anew."""
         stands = self._windows.close()
-        held = [arrival for arrival in self._active.values() if arrival.asked]
+        held = [arrival for arrival in self._active.values() if arrival.exposed]
         if not self._windows.possible:
             return
         if stands is None:

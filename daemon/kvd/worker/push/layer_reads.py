@@ -50,11 +50,9 @@ def layer_read(
                 reached[part] = last
     if not reached:
         return None
-    arrival.reached.update(reached)
     total = arrival.load.order.tokens
     complete = tuple(part for part, last in reached.items() if last >= total)
     descriptors = concatenate(rows)
-    arrival.copies += len(descriptors)
     order = arrival.load.order
     position = arrival.plan.remote_ranks.index(source)
     read = Load(
@@ -65,7 +63,7 @@ def layer_read(
         plan=arrival.plan,
         then=lambda load: ended(load, complete),
     )
-    arrival.reading.add(read)
+    arrival.begin_read(read, reached, len(descriptors))
     return read
 
 

@@ -32,7 +32,7 @@ from kvd.worker.load import Load, overdue
 from kvd.worker.orders import block_lists
 from kvd.worker.peers.followed import FollowedPeer, GiveUp, PeerChanged
 from kvd.worker.push.announce import announce, push_key, withdraw
-from kvd.worker.push.arrival import Arrival, Part, expect
+from kvd.worker.push.arrival import Arrival, ArrivalPhase, Part, expect
 from kvd.worker.push.arrivals import Arrivals
 from kvd.worker.push.layer_reads import layer_read
 from kvd.worker.push.window import Windows
@@ -274,7 +274,7 @@ class PushThread:
         generation = session.state.engine_generation
         left = min(arrival.load.deadline, arrival.began + patience) - now
         if not generation:
-            arrival.due = now + GENERATION_AGAIN
+            arrival.put_off(now + GENERATION_AGAIN)
             if left <= 0:
                 incomplete = "kvd misses workers of this engine, so its blocks cannot be announced"
                 self._arrivals.give_up(arrival, Cause(incomplete, "PEER_AWAY"))
@@ -299,14 +299,14 @@ class PushThread:
         error = word.future.exception()
         if error is None:
             arrival.acknowledged(time.monotonic())
-        elif not arrival.taken:
+        elif arrival.phase is ArrivalPhase.ANNOUNCED:
             refused = f"prefiller {self.engine_id} did not take the announcement: {error}"
             self._arrivals.give_up(arrival, Cause(refused, refusal_code(error)))
 
     def _progress(self, progress: PushProgress) -> None:
         key, source = progress.key, progress.source
         arrival = self._arrivals.find(key.transfer_id)
-        if arrival is None or not arrival.asked or not self._current(arrival, key.attempt):
+        if arrival is None or not arrival.exposed or not self._current(arrival, key.attempt):
             return
         asked = arrival.key
         if (key.decoder, key.rank, key.prefiller_endpoint) != (
@@ -324,7 +324,7 @@ class PushThread:
         elif not arrival.cause:
             self._fetch(arrival, progress)
         if progress.quiet:
-            arrival.quiesced.add(source)
+            arrival.mark_quiesced(source)
         name = f"prefiller {self.engine_id}/{source}"
         if progress.failed:
             self._arrivals.give_up(arrival, Cause(f"{name}: {progress.failed}", known_code(progress.code)))
@@ -351,8 +351,7 @@ class PushThread:
                 self._read(read)
 
     def _was_read(self, word: _Read) -> None:
-        word.arrival.reading.discard(word.load)
-        word.arrival.backend = next((t.backend for t in word.load.transfers if t.backend), "")
+        word.arrival.end_read(word.load)
         if word.load.cause:
             self._arrivals.give_up(word.arrival, word.load.cause)
         else:

@@ -11,7 +11,7 @@ import pytest
 
 from kvd.wire.lease import LeaseConfirmed
 from kvd.worker.cause import Cause, code_of
-from kvd.worker.load import Load
+from kvd.worker.load import Load, Standing
 from kvd.worker.orders import ClaimAnswer, Fault, LoadOrder, StepOrders
 from kvd.worker.pull import unanswered
 from kvd.worker.pull.unanswered import Unanswered
@@ -138,7 +138,7 @@ def test_a_read_that_goes_on_has_no_more_time_than_the_confirmed_lease(rig: Rig)
 def test_an_end_that_its_thread_saw_before_the_deadline_did_is_a_miss() -> None:
     """The thread looked at its deadline, the answer brought an earlier one, and only then did the load end."""
     now = time.monotonic()
-    waiting, load = Unanswered(), Load(beside(), received=now - 2.0, deadline=now + LONG, unanswered=True)
+    waiting, load = Unanswered(), Load(beside(), received=now - 2.0, deadline=now + LONG, claim=Standing.OPEN)
     waiting.confirm(load, 1.0)
     load.end(None)
     assert not waiting.keeps(load, lambda: None)
@@ -147,7 +147,7 @@ def test_an_end_that_its_thread_saw_before_the_deadline_did_is_a_miss() -> None:
 
 def test_a_load_that_ended_before_the_lease_did_is_good_however_late_that_is_heard() -> None:
     now = time.monotonic()
-    waiting, load = Unanswered(), Load(beside(), received=now - 2.0, deadline=now + LONG, unanswered=True)
+    waiting, load = Unanswered(), Load(beside(), received=now - 2.0, deadline=now + LONG, claim=Standing.OPEN)
     load.ended = now - 1.5
     reported: list[Load] = []
     assert waiting.keeps(load, lambda: reported.append(load))
@@ -159,7 +159,7 @@ def test_a_load_that_ended_before_the_lease_did_is_good_however_late_that_is_hea
 def test_a_miss_at_the_deadline_keeps_its_pieces_where_the_claim_was_confirmed() -> None:
     """Its end is behind its deadline, as that of every load that was too late; its pieces are not."""
     now = time.monotonic()
-    waiting, load = Unanswered(), Load(beside(), received=now, deadline=now + LONG, unanswered=True)
+    waiting, load = Unanswered(), Load(beside(), received=now, deadline=now + LONG, claim=Standing.OPEN)
     waiting.confirm(load, 20.0)
     load.ended, load.cause, load.pieces_done = now + 21.0, Cause("not complete", "TOO_LATE"), 1
     assert not waiting.keeps(load, lambda: None)
