@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +16,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
     SupportsHMA,
 )
+from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import RequestStatus
 
 from kvd.backends.registry import open_backend
@@ -40,18 +40,21 @@ from kvd.vllm.builds.versions import (
     several_hosts,
     transfer_results,
 )
+from kvd.vllm.early import only_worker, present, schedule_early
 from kvd.vllm.memory.caches import by_layer, in_one_form
 from kvd.vllm.memory.groups import cached_blocks, group_facts
 from kvd.vllm.memory.page_sums import summer_of
 from kvd.vllm.memory.pool import kv_memory
 from kvd.vllm.memory.streams import marker
 from kvd.vllm.memory.tensors import sibling_geometries, worker_geometry
+from kvd.vllm.metadata import StepMetadata, WorkerMetadata
 from kvd.vllm.metrics import KvdPromMetrics, KvdTransferStats, transfer_stats
 from kvd.vllm.scheduler.half import SchedulerHalf
 from kvd.vllm.stock import connector_settings
-from kvd.worker.orders import StepOrders, StepOutcomes
+from kvd.worker.orders import StepOutcomes
 from kvd.worker.push.prefiller import Pushing
-from kvd.worker.worker import Results, WorkerHalf
+from kvd.worker.reporting import Results
+from kvd.worker.worker import WorkerHalf
 
 if TYPE_CHECKING:
     from vllm.config import KVTransferConfig, VllmConfig
@@ -60,7 +63,6 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
-    from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
 log = logger(__name__)
@@ -74,23 +76,6 @@ confirmed: with the next step its end would be known two milliseconds later.
 """
 
 _COMPLETED = frozenset({RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED})
-
-
-@dataclass(slots=True)
-class _Metadata(KVConnectorMetadata):
-    orders: StepOrders
-
-
-@dataclass(slots=True)
-class _WorkerMetadata(KVConnectorWorkerMetadata):
-    outcomes: StepOutcomes
-
-    def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
-        return (
-            _WorkerMetadata(self.outcomes.merge(other.outcomes))
-            if isinstance(other, _WorkerMetadata)
-            else self
-        )
 
 
 class KvdConnector(KVConnectorBase_V1, SupportsHMA):
@@ -123,6 +108,8 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         log_beside_vllm()
         check_sleep(vllm_config)
         check_prefill_context(vllm_config)
+        if role == KVConnectorRole.WORKER:
+            schedule_early(vllm_config)
         settings, of_stock = connector_settings(vllm_config)
         self._settings = several_hosts(vllm_config, settings)
         if of_stock and role == KVConnectorRole.SCHEDULER:
@@ -189,6 +176,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         )
         half.inherit(*self._owed)
         self._worker = half
+        present(self._engine, half)
 
     @classmethod
     def supports_sleep_mode(cls, kv_transfer_config: KVTransferConfig) -> bool:  # noqa: ARG003 - vLLM's
@@ -214,7 +202,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         """A step is about to begin: note what it computes of pushed requests, before it overwrites any block."""
-        if self._worker is None or not isinstance(kv_connector_metadata, _Metadata):
+        if self._worker is None or not isinstance(kv_connector_metadata, StepMetadata):
             return
         pushing = self._worker.pushing
         self._pushing = pushing if pushing.begin(kv_connector_metadata.orders) else None
@@ -222,7 +210,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         """A step's orders. What vLLM zeroes before a step is queued by now, and nothing yet of the forward."""
         super().bind_connector_metadata(connector_metadata)
-        if not isinstance(connector_metadata, _Metadata):
+        if not isinstance(connector_metadata, StepMetadata):
             return
         orders = connector_metadata.orders
         if self._worker is not None:
@@ -234,7 +222,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:  # noqa: ARG002
         """Begin the loads of this step; returns at once."""
         metadata = self._get_connector_metadata()
-        if self._worker is not None and isinstance(metadata, _Metadata):
+        if self._worker is not None and isinstance(metadata, StepMetadata):
             self._worker.start(metadata.orders)
             self._idle = metadata.orders.idle
             if self._idle:
@@ -282,7 +270,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
         """Why loads failed, for the scheduler's half."""
         outcomes = self._worker.outcomes() if self._worker is not None else None
-        return _WorkerMetadata(outcomes) if outcomes is not None else None
+        return WorkerMetadata(outcomes) if outcomes is not None else None
 
     # --- metrics, of both halves ---
 
@@ -337,7 +325,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         """This step's orders for the workers."""
-        return _Metadata(self._half.step_orders(scheduler_output))
+        return StepMetadata(self._half.step_orders(scheduler_output))
 
     def has_pending_push_work(self) -> bool:
         """Whether a pushed request's blocks are held: only a step can learn that they were sent."""
@@ -349,8 +337,16 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         told = connector_output.kv_connector_worker_meta
         self._half.loads_ended(
             set(connector_output.finished_recving or ()),
-            told.outcomes if isinstance(told, _WorkerMetadata) else None,
+            told.outcomes if isinstance(told, WorkerMetadata) else None,
         )
+
+    def complete_loads(self) -> KVConnectorOutput | None:
+        """What is complete on this engine's only worker, as a step would tell it (`kvd.vllm.early`)."""
+        worker = only_worker(self._engine.engine_id)
+        received, outcomes = worker.complete() if worker is not None else (None, None)
+        if not received or outcomes is None:
+            return None
+        return KVConnectorOutput(finished_recving=received, kv_connector_worker_meta=WorkerMetadata(outcomes))
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """A request of a model with one group ended."""

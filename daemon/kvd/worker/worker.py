@@ -11,8 +11,7 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 
 from kvd.backends.contract import Backend
 from kvd.geometry.alike import AlikeReader
@@ -48,6 +47,7 @@ from kvd.worker.peers.slow_paths import Paths
 from kvd.worker.push.announce import push_key, withdraw
 from kvd.worker.push.prefiller import Pushing
 from kvd.worker.remote import RemotePrefill
+from kvd.worker.reporting import Reporting, Results
 from kvd.worker.session import SessionProtocol
 from kvd.worker.settings import ConnectorSettings, home_kvd
 from kvd.worker.staging import stager
@@ -61,21 +61,6 @@ CLOSE_SECONDS = 5.0
 """How long a closing worker waits for its lanes, all together."""
 INTRODUCED_SECONDS = 30.0
 """How long the rest of a large card is asked for that kvd told unasked."""
-
-
-@dataclass(slots=True)
-class Results:
-    """What ended since the last step.
-
-    ``failed`` of models with one group comes with the blocks that hold nothing good; ``lost_blocks`` are all that a
-    failed load was to fill.
-    """
-
-    sent: set[str] = field(default_factory=set)
-    received: set[str] = field(default_factory=set)
-    failed: set[str] = field(default_factory=set)
-    bad_blocks: set[int] = field(default_factory=set)
-    lost_blocks: set[int] = field(default_factory=set)
 
 
 class WorkerHalf:
@@ -114,8 +99,7 @@ class WorkerHalf:
         self._record_event = record_event
         self._reached: StreamEvent | None = None
         self._gate = StreamGate(self._proceed, self._refuse_unannounced)
-        self._results = Results()
-        self._outcomes = StepOutcomes()
+        self._reporting = Reporting()
         backend.register(geometry.regions)
         self._stager = stager(backend, geometry, record_event)
         self._staging: list[StageOrder] = []
@@ -155,7 +139,7 @@ class WorkerHalf:
 
     def start(self, orders: StepOrders) -> None:
         """Begin the loads of this step, and pass on what the prefilling side may free."""
-        self._results.sent.update(orders.freed)
+        self._reporting.results.sent.update(orders.freed)
         self._summing.begin(orders)
         self._staging = orders.stage
         now = time.monotonic()
@@ -208,34 +192,29 @@ class WorkerHalf:
     def results(self, wait: float = 0.0) -> Results:
         """What ended since this was last asked. Clears it.
 
-        Where that is nothing and loads are under way, one of them is given ``wait`` seconds to end.
+        Where that is nothing and loads are under way, one of them is given ``wait`` seconds to end. Where `complete`
+        is asked, this tells of complete loads that were not asked for in time.
         """
-        for load in self._ended(wait):
-            request_id = load.order.request_id
-            self._begun.pop(request_id, None)
-            self._results.received.add(request_id)
-            self._outcomes.loads[request_id] = load.cause
-            self._outcomes.quiesced[request_id] = load.ended
-            if load.cause:
-                self._results.failed.add(request_id)
-                self._results.bad_blocks |= load.bad_blocks
-                self._results.lost_blocks |= load.order.block_ids
-                self._outcomes.prefixes[request_id] = load.prefix
-        results, self._results = self._results, Results()
+        held = self._reporting.hold()
+        self._note_ended(0.0 if held else wait)
+        results = self._reporting.tell(held)
         results.sent |= self._summing.unsummed(self.pushing.sent())
         return results
 
-    def _ended(self, wait: float) -> Iterator[Load]:
-        if self._results.sent or not self._begun:
-            return self._ends.take()
-        return self._ends.take(wait)
+    def complete(self) -> tuple[set[str], StepOutcomes]:
+        """The loads that are complete and were not reported. From now on this is asked before each step."""
+        self._note_ended(0.0)
+        return self._reporting.tell_early()
+
+    def _note_ended(self, wait: float) -> None:
+        for load in self._ends.take(wait if self._begun and not self._reporting.waits else 0.0):
+            self._begun.pop(load.order.request_id, None)
+            self._reporting.note(load)
 
     def outcomes(self) -> StepOutcomes | None:
         """Causes for the scheduler's half, of what `results` reported. Clears them."""
-        if not self._outcomes.loads:
-            return None
-        outcomes, self._outcomes = self._outcomes, StepOutcomes()
-        return outcomes
+        outcomes = self._reporting.outcomes()
+        return outcomes if outcomes.loads else None
 
     def retire(self) -> tuple[Results, StepOutcomes]:
         """Close because the memory goes; gives what is yet to be reported, for the `inherit` of whoever is next.
@@ -247,16 +226,16 @@ class WorkerHalf:
                 f"the KV memory cannot be given up: transfers are stuck ({', '.join(stuck)}) and may still touch it",
                 hint="stop this engine and start it again",
             )
-        self._results = self.results()
+        self._reporting.results = self.results()
         for load in list(self._begun.values()):
             self._ends.refuse(load, SHUTTING_DOWN)
         results = self.results()
         results.sent |= self.pushing.abandon()
-        return results, self._outcomes
+        return results, self._reporting.outcomes()
 
     def inherit(self, results: Results, outcomes: StepOutcomes) -> None:
         """Report this with the next step: it is of a half whose memory this one has now."""
-        self._results, self._outcomes = results, outcomes
+        self._reporting.inherit(results, outcomes)
 
     def close(self) -> list[str]:
         """Give up loads, destroy lanes and the backend, say goodbye to kvd; in about `CLOSE_SECONDS`.

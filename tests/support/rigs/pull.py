@@ -17,8 +17,9 @@ from kvd.vllm.memory.tensors import sibling_geometries, worker_geometry
 from kvd.wire.transfer import ReportTransfers, TransferRecord
 from kvd.worker.cause import text_of
 from kvd.worker.orders import LoadOrder, StepOrders
+from kvd.worker.reporting import Results
 from kvd.worker.settings import ConnectorSettings
-from kvd.worker.worker import Results, WorkerHalf
+from kvd.worker.worker import WorkerHalf
 from tests.support.rigs.bench import (
     BF16,
     Script,

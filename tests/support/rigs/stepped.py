@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -42,10 +42,11 @@ class WillingKvd(Script):
 class SteppedScheduler:
     """A scheduler; every request that is scheduled says 7. ``groups`` are specs, one full attention if not given.
 
-    ``ahead``: asynchronous scheduling. Each step is scheduled before it is known what came of the one before.
+    ``ahead``: asynchronous scheduling. Each step is scheduled before it is known what came of the one before. The
+    scheduler is the one that ``choose`` puts into the configuration, as a worker may.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a scheduler is made of
         self,
         model: Path,
         connector: dict[str, Any],
@@ -56,6 +57,7 @@ class SteppedScheduler:
         longest: int = 1024,
         chunk: int = 256,
         ahead: bool = False,
+        choose: Callable[[Any], None] | None = None,
     ) -> None:
         from vllm.config import CacheConfig, KVTransferConfig, ModelConfig, SchedulerConfig, VllmConfig
         from vllm.utils.hashing import sha256
@@ -88,6 +90,8 @@ class SteppedScheduler:
         whole, hashed = resolve_kv_cache_block_sizes(caches, config)
         self.hashed = hashed
         config.scheduler_config.async_scheduling = ahead  # a CPU's configuration has it off
+        if choose is not None:
+            choose(config)
         self.config, self.caches = config, caches
         self._ahead, self._under_way = int(ahead), deque[tuple[Any, Any]]()
         self.outputs: list[Any] = []

@@ -11,11 +11,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from vllm.logger import init_logger
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
 from kvd.vllm.builds.probe import SCHEDULER
+from kvd.vllm.early import EarlyScheduler
 from kvd.vllm.memory.groups import group_facts, keeps_prefix
 
 if TYPE_CHECKING:
@@ -62,5 +62,5 @@ class _Recovering(Scheduler):
         return {block for group in self.kv_cache_manager.get_block_ids(request_id) for block in group}
 
 
-class _RecoveringAsync(_Recovering, AsyncScheduler):
+class _RecoveringAsync(_Recovering, EarlyScheduler):
     pass

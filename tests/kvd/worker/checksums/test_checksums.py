@@ -23,8 +23,9 @@ from kvd.wire.identity import Endpoint
 from kvd.wire.reply import Refused
 from kvd.wire.transfer import ListTransfers, TransferList, TransferRecord
 from kvd.worker.orders import LoadOrder, PushEnd, PushStep, StepOrders, SumOrder, SumOrders
+from kvd.worker.reporting import Results
 from kvd.worker.settings import ConnectorSettings
-from kvd.worker.worker import Results, WorkerHalf
+from kvd.worker.worker import WorkerHalf
 from tests.support.daemons import Daemon, daemons, scheduler, session, wait_for
 from tests.support.rigs.bench import cache_config, eventually, facts, full, groups_of, order, place, prefill
 from tests.support.rigs.pull import BLOCKS, ELEMENTS, Buffer, gather, memory

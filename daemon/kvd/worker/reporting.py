@@ -1,0 +1,95 @@
+"""What a worker tells vLLM with a step: which loads and sends ended, and for the scheduler's half why loads missed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kvd.worker.load import Load
+from kvd.worker.orders import StepOutcomes
+
+
+@dataclass(slots=True)
+class Results:
+    """What ended since the last step.
+
+    ``failed`` of models with one group comes with the blocks that hold nothing good; ``lost_blocks`` are all that a
+    failed load was to fill.
+    """
+
+    sent: set[str] = field(default_factory=set)
+    received: set[str] = field(default_factory=set)
+    failed: set[str] = field(default_factory=set)
+    bad_blocks: set[int] = field(default_factory=set)
+    lost_blocks: set[int] = field(default_factory=set)
+
+
+class Reporting:
+    """What ended and is not told yet; used in vLLM's step alone.
+
+    Loads that are complete are told with the step, or to whoever asks for them before it. One that was not asked for in
+    time is told with the step after. Misses are told with the step only: that is where vLLM recovers from them.
+    """
+
+    def __init__(self) -> None:
+        self.results = Results()
+        self._outcomes = StepOutcomes()
+        self._complete: list[Load] = []
+        self._asked_early = False
+
+    def note(self, load: Load) -> None:
+        """A load has ended."""
+        if load.cause is None:
+            self._complete.append(load)
+            return
+        request_id = load.order.request_id
+        self.results.received.add(request_id)
+        self.results.failed.add(request_id)
+        self.results.bad_blocks |= load.bad_blocks
+        self.results.lost_blocks |= load.order.block_ids
+        _note_outcome(self._outcomes, load)
+
+    @property
+    def waits(self) -> bool:
+        """Whether something waits for the step to tell it."""
+        return bool(self.results.sent or self.results.received or self._complete)
+
+    def hold(self) -> list[Load]:
+        """Complete loads for this step to tell. Where somebody asks early, those noted after this are left to that."""
+        held, self._complete = self._complete, []
+        return held
+
+    def tell(self, held: list[Load]) -> Results:
+        """The step's results, with those ``held`` loads. Clears them."""
+        if not self._asked_early:
+            held = [*held, *self.hold()]
+        for load in held:
+            self.results.received.add(load.order.request_id)
+            _note_outcome(self._outcomes, load)
+        told, self.results = self.results, Results()
+        return told
+
+    def tell_early(self) -> tuple[set[str], StepOutcomes]:
+        """The complete loads that were not told, with their outcomes; from now on asked for before each step."""
+        self._asked_early = True
+        outcomes = StepOutcomes()
+        loads = self.hold()
+        for load in loads:
+            _note_outcome(outcomes, load)
+        return {load.order.request_id for load in loads}, outcomes
+
+    def outcomes(self) -> StepOutcomes:
+        """The outcomes of what `tell` told. Clears them."""
+        outcomes, self._outcomes = self._outcomes, StepOutcomes()
+        return outcomes
+
+    def inherit(self, results: Results, outcomes: StepOutcomes) -> None:
+        """Tell this with the next step."""
+        self.results, self._outcomes = results, outcomes
+
+
+def _note_outcome(outcomes: StepOutcomes, load: Load) -> None:
+    request_id = load.order.request_id
+    outcomes.loads[request_id] = load.cause
+    outcomes.quiesced[request_id] = load.ended
+    if load.cause:
+        outcomes.prefixes[request_id] = load.prefix
