@@ -207,9 +207,14 @@ class WorkerHalf:
         return self._reporting.tell_early()
 
     def _note_ended(self, wait: float) -> None:
-        for load in self._ends.take(wait if self._begun and not self._reporting.waits else 0.0):
+        for load in self._ended(wait):
             self._begun.pop(load.order.request_id, None)
             self._reporting.note(load)
+
+    def _ended(self, wait: float) -> Iterator[Load]:
+        if self._reporting.waits or not self._begun:
+            return self._ends.take()
+        return self._ends.take(wait)
 
     def outcomes(self) -> StepOutcomes | None:
         """Causes for the scheduler's half, of what `results` reported. Clears them."""
