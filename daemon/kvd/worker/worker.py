@@ -11,7 +11,7 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from kvd.backends.contract import Backend
 from kvd.geometry.alike import AlikeReader
