@@ -252,15 +252,15 @@ def pause(posted: float) -> None:
 def uncoalesced(plan: Plan, request: MovedRequest) -> dict[int, Copies]:
     """Every block and run of bytes of the plan as a descriptor of its own, by position of the source worker."""
     found: dict[int, list[Descriptors]] = {}
-    for met in pair_blocks(plan, request.reader, request.source, request.tokens):
-        found.setdefault(met.read.remote, []).append(_each(met))
+    for paired in pair_blocks(plan, request.reader, request.source, request.tokens):
+        found.setdefault(paired.read.remote, []).append(_each(paired))
     return {position: Copies(concatenate(parts)) for position, parts in found.items()}
 
 
-def _each(met: PairedBlocks) -> Descriptors:
-    read, rows = met.read, met.read.rows
+def _each(paired: PairedBlocks) -> Descriptors:
+    read, rows = paired.read, paired.read.rows
     return Descriptors(
-        (rows.local[:, None] + met.mine * read.local_stride).ravel(),
-        (rows.remote[:, None] + met.theirs * read.remote_stride).ravel(),
-        rows.length.repeat(len(met.mine)),
+        (rows.local[:, None] + paired.mine * read.local_stride).ravel(),
+        (rows.remote[:, None] + paired.theirs * read.remote_stride).ravel(),
+        rows.length.repeat(len(paired.mine)),
     )

@@ -167,7 +167,7 @@ def pair(
         for at, plain in theirs["workers"].items():
             sources[int(at)] = plain
         both: dict[str, Any] = {
-            "do": "meet",
+            "do": "connect",
             "reader": [mine["workers"]["0"]],
             "siblings": [worker_to_plain(worker) for worker in place.siblings],
             "sources": sources,

@@ -78,7 +78,7 @@ def _memory(worker: WorkerGeometry, who: Command) -> Memory:
     return place(worker, functools.partial(memfd, "kvctl-bench") if mapped else anonymous)
 
 
-def _meet(bench: Bench, command: Command) -> Result:
+def _connect(bench: Bench, command: Command) -> Result:
     """Know the other side: plan, and make the lanes for reading or writing."""
     reader, siblings, sources = (
         [worker_from_plain(plain) for plain in command[name]] for name in ("reader", "siblings", "sources")
@@ -163,7 +163,7 @@ def _check(bench: Bench, command: Command) -> Result:
 
 def _move(bench: Bench, command: Command) -> Result:
     if bench.mover is None:
-        raise RuntimeError("told to move before it met the other side")
+        raise RuntimeError("told to move before it paired the other side")
     how = {name: command[name] for name in ("at", "in_flight", "coalesce") if name in command}
     return move(bench.mover, list(map(from_plain, command["requests"])), command["seconds"], **how)
 
@@ -196,7 +196,7 @@ def _text(data: bytes) -> str:
 
 
 _HANDLERS: Handlers[Bench] = {
-    "meet": _meet,
+    "connect": _connect,
     "land": _land,
     "fill": _fill,
     "clear": _clear,

@@ -16,7 +16,7 @@ from tests.support.configurations import Configuration, Setup
 from tests.support.deployments import PATIENT, found_out
 from tests.support.odd_models import dtype_of, write
 from tests.support.servers import CALM, program, serve_words
-from tests.support.tiny_models import NO_PREFIX_CACHING
+from tests.support.tiny_models import ARGUMENTS, NO_PREFIX_CACHING
 
 PORTS = 4
 LOOPBACK = "127.0.0.1"
@@ -30,7 +30,7 @@ def two_specs(row: Configuration, folder: Path) -> list[EngineSpec]:
     draft = {"model": str(write(row.draft, models))} if row.draft else {}
     specs = []
     for side, own in (("prefill", row.prefill), ("decode", row.decode)):
-        arguments = {**row.both, **own}
+        arguments = {**ARGUMENTS.get(row.model, {}), **row.both, **own}
         if "speculative_config" in arguments:
             arguments["speculative_config"] = {**arguments["speculative_config"], **draft}
         if "nnodes" in arguments:

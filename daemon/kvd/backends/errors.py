@@ -33,7 +33,7 @@ class PeerMetadataError(BackendError):
     code = "KVD-BACKEND-METADATA"
 
 
-class ForeignLanding(BackendError):
+class ForeignWindow(BackendError):
     """What was announced to be written to is not the memory of the worker that announced it."""
 
     code = "KVD-BACKEND-LANDING"

@@ -18,10 +18,10 @@ from typing import Any
 from kvd.backends.contract import Operation, Traits, Transfer
 from kvd.backends.envelope import Envelope, pack, unpack
 from kvd.backends.errors import TransferRefused, WorkerUnreachable
-from kvd.backends.landing import before_last_dot, same_worker
 from kvd.backends.lanes import EngineBackend, EngineLane, EngineWindow
 from kvd.backends.options import known_options
 from kvd.backends.regions import RegisteredMemory, check_regions, check_selection, checked
+from kvd.backends.window_owner import before_last_dot, same_worker
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
 from kvd.topology.grid import BlockSelection, Selection
@@ -70,9 +70,9 @@ def open_backend(name: str, *, options: Mapping[str, Any]) -> MemoryBackend:
     return MemoryBackend(name, options.get("faults") or Faults())
 
 
-def check_landing(card: bytes, landing: bytes) -> None:
-    """Refuse a window of another backend's, or over other memory. Raises `ForeignLanding` and `PeerMetadataError`."""
-    same_worker(card, landing, backend=NAME, name_of=before_last_dot)
+def check_window(card: bytes, announced: bytes) -> None:
+    """Refuse a window of another backend's, or over other memory. Raises `ForeignWindow` and `PeerMetadataError`."""
+    same_worker(card, announced, backend=NAME, name_of=before_last_dot)
 
 
 class MemoryBackend(EngineBackend["MemoryLane"]):

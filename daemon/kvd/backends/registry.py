@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from kvd.backends.errors import BackendError, BackendUnavailable, ForeignLanding
+from kvd.backends.errors import BackendError, BackendUnavailable, ForeignWindow
 from kvd.installed import installed_version
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ class Adapter(NamedTuple):
     processes by itself, so kvctl measures it. ``transports``: what moves bytes of host memory and of a device's, empty
     where only its log tells or nothing does. ``host_option``: its option that says at which address peers reach it.
     ``is_engine``: it may be the one behind auto or staged. Where peers map host memory of memfds the module has a
-    ``maps_memory(options)``, as options may say no. Where peers may write it has a ``check_landing(card, landing)``.
+    ``maps_memory(options)``, as options may say no. Where peers may write it has a ``check_window(card, window)``.
     """
 
     module: str
@@ -82,17 +82,17 @@ def maps_memory(kind: str, options: Mapping[str, Any]) -> bool:
     return asks is not None and bool(asks(options))
 
 
-def check_landing(kind: str, card: bytes, landing: bytes) -> None:
+def check_window(kind: str, card: bytes, window: bytes) -> None:
     """Refuse a window that is not of the worker whose ``card`` has this metadata; both are of backends of that kind.
 
     Raises:
-        ForeignLanding: so it is, or nobody writes to that kind of backend.
+        ForeignWindow: so it is, or nobody writes to that kind of backend.
         PeerMetadataError: one of the two cannot be read.
     """
-    check = getattr(_module(kind), "check_landing", None)
+    check = getattr(_module(kind), "check_window", None)
     if check is None:
-        raise ForeignLanding(f"a window was announced, and nobody writes to backend {kind!r}", backend=kind)
-    check(card, landing)
+        raise ForeignWindow(f"a window was announced, and nobody writes to backend {kind!r}", backend=kind)
+    check(card, window)
 
 
 def check_engine(kind: str, behind: str) -> None:

@@ -23,7 +23,7 @@ from kvd.service.peers.giving import PartsGiven
 from kvd.service.peers.handshakes import Handshakes, Myself
 from kvd.service.peers.homes import Homes
 from kvd.service.peers.links import PeerLinks
-from kvd.service.peers.parts import Parts
+from kvd.service.peers.parts import ClientSender
 from kvd.service.peers.subscribers import Subscribers
 from kvd.service.peers.trust import Keys
 from kvd.service.permission import Operators
@@ -55,7 +55,7 @@ class Daemon:
     links: PeerLinks
     handshakes: Handshakes
     homes: Homes
-    parts: Parts
+    parts: ClientSender
     comparers: ComparerPool
     outcomes: OutcomeCounts
     sockets: Sockets

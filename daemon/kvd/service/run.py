@@ -43,7 +43,7 @@ from kvd.service.peers.giving import PartsGiven
 from kvd.service.peers.handshakes import Handshakes, Myself
 from kvd.service.peers.homes import Homes
 from kvd.service.peers.links import PeerLinks
-from kvd.service.peers.parts import Parts
+from kvd.service.peers.parts import ClientSender
 from kvd.service.peers.trust import Keys
 from kvd.service.reload import reloading
 from kvd.service.runtime_directory import RuntimeDirectory, hold
@@ -254,7 +254,7 @@ def _assemble(config: Config, myself: Myself, keys: Keys | None, bound: _Bound, 
         bound.sockets.counts.links,
         myself.endpoint,
     )
-    parts = Parts(registry, router, links, counters)
+    parts = ClientSender(registry, router, links, counters)
     handshakes = Handshakes(
         myself, registry, links, events, parts.send, CompatibilityCache(comparers.turn, counters), config.peer,
     )  # fmt: skip

@@ -29,20 +29,20 @@ def compile_plan(
     """
     parts: dict[int, list[Descriptors]] = {}
     split: dict[int, list[Descriptors]] = {}
-    for met in pair_blocks(plan, local, remote, tokens):
-        (split if phased(met.read) else parts).setdefault(met.read.remote, []).append(coalesced(met))
+    for paired in pair_blocks(plan, local, remote, tokens):
+        (split if phased(paired.read) else parts).setdefault(paired.read.remote, []).append(coalesced(paired))
     for position, found in split.items():
         parts.setdefault(position, []).append(coalesce(concatenate(found)))
     return {position: concatenate(found) for position, found in parts.items()}
 
 
-def coalesced(met: PairedBlocks) -> Descriptors:
+def coalesced(paired: PairedBlocks) -> Descriptors:
     """Outer sum of blocks and rows. Rows that fill their stride on both sides continue from block to block."""
-    read, mine, theirs = met.read, met.mine, met.theirs
+    read, mine, theirs = paired.read, paired.mine, paired.theirs
     whole, count = read.filling
     parts = []
     if count:
-        starts = np.concatenate(([0], met.breaks.nonzero()[0] + 1))
+        starts = np.concatenate(([0], paired.breaks.nonzero()[0] + 1))
         run = np.diff(starts, append=len(mine))
         parts.append(_outer(read, whole, mine[starts], theirs[starts], run))
     if count < len(whole):
@@ -50,10 +50,10 @@ def coalesced(met: PairedBlocks) -> Descriptors:
     return concatenate(parts)
 
 
-def left_over(met: PairedBlocks) -> int:
+def left_over(paired: PairedBlocks) -> int:
     """How many descriptors `coalesced` gives."""
-    whole, rows = met.read.filling[1], len(met.read.rows)
-    return whole * (1 + int(np.count_nonzero(met.breaks))) + (rows - whole) * len(met.mine)
+    whole, rows = paired.read.filling[1], len(paired.read.rows)
+    return whole * (1 + int(np.count_nonzero(paired.breaks))) + (rows - whole) * len(paired.mine)
 
 
 def _outer(

@@ -43,8 +43,8 @@ class Copies:
     @property
     def runs(self) -> int:
         """Descriptors after coalescing, whether they were made or not. Takes as long as a plan: ask after the post."""
-        split = [met for met in self.picked if phased(met.read)]
-        straight = sum(left_over(in_order(met)) for met in self.picked if not phased(met.read))
+        split = [paired for paired in self.picked if phased(paired.read)]
+        straight = sum(left_over(in_order(paired)) for paired in self.picked if not phased(paired.read))
         return len(self.descriptors) + straight + (len(_joined(split)) if split else 0)
 
 
@@ -53,8 +53,8 @@ def compile_request(
 ) -> dict[int, Copies]:
     """The copies of one request by position of the remote worker; arguments and errors as of `compile_plan`."""
     found: dict[int, tuple[list[PairedBlocks], list[PairedBlocks]]] = {}
-    for met in pair_blocks(plan, local, remote, tokens):
-        found.setdefault(met.read.remote, ([], []))[phased(met.read)].append(met)
+    for paired in pair_blocks(plan, local, remote, tokens):
+        found.setdefault(paired.read.remote, ([], []))[phased(paired.read)].append(paired)
     return {
         position: _copies(plan.grids[position], straight, split)
         for position, (straight, split) in found.items()
@@ -72,21 +72,21 @@ def compile_blocks(
     if not all(grid.numbered for grid, _ in plan.grids.values()):
         return compile_request(plan, local, remote, tokens=tokens)
     found: dict[int, list[PairedBlocks]] = {}
-    for met in pair_blocks(plan, local, remote, tokens, ordered=False):
-        found.setdefault(met.read.remote, []).append(met)
+    for paired in pair_blocks(plan, local, remote, tokens, ordered=False):
+        found.setdefault(paired.read.remote, []).append(paired)
     copies = {}
     for position, picked in found.items():
         grid, cells = plan.grids[position]
         parts = tuple(
             RowBlocks(
-                cells[id(met.read)].first_row,
-                len(met.read.rows),
-                narrow(met.mine),
-                narrow(met.theirs),
+                cells[id(paired.read)].first_row,
+                len(paired.read.rows),
+                narrow(paired.mine),
+                narrow(paired.theirs),
             )
-            for met in picked
+            for paired in picked
         )
-        nbytes = sum(met.read.bytes_per_block * len(met.mine) for met in picked)
+        nbytes = sum(paired.read.bytes_per_block * len(paired.mine) for paired in picked)
         copies[position] = Copies(selection=BlockSelection(grid, parts, nbytes), picked=picked)
     return copies
 
@@ -97,14 +97,14 @@ def _copies(
     """Decide for each read by itself, and for all that is read in phases together: it may coalesce across reads."""
     numbered = grid[0].numbered
     rows, picked = [], []
-    for met in straight:
-        cells = _cells(met)
-        if numbered and (cells <= FEW or left_over(met) * LEAST_RUN > cells):
-            picked.append(met)
+    for paired in straight:
+        cells = _cells(paired)
+        if numbered and (cells <= FEW or left_over(paired) * LEAST_RUN > cells):
+            picked.append(paired)
         else:
-            rows.append(coalesced(met))
+            rows.append(coalesced(paired))
     if split:
-        cells = sum(_cells(met) for met in split)
+        cells = sum(_cells(paired) for paired in split)
         joined = None if numbered and cells <= FEW else _joined(split)
         if joined is None or (numbered and len(joined) * LEAST_RUN > cells):
             picked += split
@@ -113,25 +113,25 @@ def _copies(
     return Copies(concatenate(rows), _selection(grid, picked) if picked else None, picked)
 
 
-def _cells(met: PairedBlocks) -> int:
-    return len(met.read.rows) * len(met.mine)
+def _cells(paired: PairedBlocks) -> int:
+    return len(paired.read.rows) * len(paired.mine)
 
 
 def _joined(split: Sequence[PairedBlocks]) -> Descriptors:
-    return coalesce(concatenate([coalesced(met) for met in split]))
+    return coalesce(concatenate([coalesced(paired) for paired in split]))
 
 
 def _selection(grid: tuple[Grid, dict[int, Cells]], picked: list[PairedBlocks]) -> Selection:
     whole, cells = grid
     here: list[Int32] = []
     there: list[Int32] = []
-    for met in picked:
-        first = cells[id(met.read)]
-        here.append((first.local + met.mine.astype(np.int32)).ravel())
-        there.append((first.remote + met.theirs.astype(np.int32)).ravel())
+    for paired in picked:
+        first = cells[id(paired.read)]
+        here.append((first.local + paired.mine.astype(np.int32)).ravel())
+        there.append((first.remote + paired.theirs.astype(np.int32)).ravel())
     return Selection(
         whole,
         here[0] if len(here) == 1 else np.concatenate(here),
         there[0] if len(there) == 1 else np.concatenate(there),
-        sum(met.read.bytes_per_block * len(met.mine) for met in picked),
+        sum(paired.read.bytes_per_block * len(paired.mine) for paired in picked),
     )

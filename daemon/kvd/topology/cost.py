@@ -104,8 +104,8 @@ def _link_cost(
         return None
     copies = 0
     for read in reads:
-        met = read_pairs(plan, read, local[read.group], remote[read.remote_group], tokens)[0]
-        copies += len(met) * read.layer_segments * len(read.layers)
+        paired = read_pairs(plan, read, local[read.group], remote[read.remote_group], tokens)[0]
+        copies += len(paired) * read.layer_segments * len(read.layers)
     return rows.nbytes, copies, len(rows)
 
 

@@ -13,7 +13,7 @@ MAX_LAYERS = 1 << 22
 MAX_ELEMENTS = 1 << 24
 """Most elements of all distinct pages of an engine together, which planning lists. Real pages have less than a million,
 and workers that split a tensor share its elements out."""
-MAX_MEETINGS = 1 << 22
+MAX_OVERLAPS = 1 << 22
 """Most pairs of blocks of unlike sizes that meet within one period, over all remote workers and pairs of groups."""
 
 
@@ -26,14 +26,14 @@ def refuse_large(local: EngineGeometry, remote: EngineGeometry) -> None:
         pages: set[Page] = {layer.page for w in kinds(engine) for _, layer in w.layers.values()}
         elements = sum(field.elements for page in pages for field in page.fields)
         _within(elements, MAX_ELEMENTS, f"{who}: elements in its pages")
-    meetings = 0
+    overlaps = 0
     for mine in groups_of(local).values():
         for theirs in groups_of(remote).values():
             if "mamba" not in (mine.kind, theirs.kind):
                 period = lcm(mine.block_size, theirs.block_size)
-                meetings += (period // mine.block_size + period // theirs.block_size) * len(remote.workers)
+                overlaps += (period // mine.block_size + period // theirs.block_size) * len(remote.workers)
     what = f"blocks of {local.engine_id} and {remote.engine_id} that meet in a period"
-    _within(meetings, MAX_MEETINGS, what)
+    _within(overlaps, MAX_OVERLAPS, what)
 
 
 def _within(count: int, limit: int, what: str) -> None:

@@ -74,12 +74,12 @@ def pair_blocks(
         yield PairedBlocks(read, mine, theirs)
 
 
-def in_order(met: PairedBlocks) -> PairedBlocks:
+def in_order(paired: PairedBlocks) -> PairedBlocks:
     """The same, in the order of local ids."""
-    if (met.mine[1:] > met.mine[:-1]).all():
-        return met
-    order = met.mine.argsort()
-    return PairedBlocks(met.read, met.mine[order], met.theirs[order])
+    if (paired.mine[1:] > paired.mine[:-1]).all():
+        return paired
+    order = paired.mine.argsort()
+    return PairedBlocks(paired.read, paired.mine[order], paired.theirs[order])
 
 
 def phased(read: Read) -> bool:

@@ -18,7 +18,7 @@ from kvd.geometry.rank import Rank
 from kvd.topology.descriptors import concatenate
 from kvd.topology.errors import BlockMismatch, LayerMissing
 from kvd.topology.grid import Grid, Int32
-from kvd.topology.reads import Parts, Read, ReadShapes
+from kvd.topology.reads import LayerPieces, Read, ReadShapes
 from kvd.topology.sources import CutPage, Holder, Piece, cut_page, pieces
 
 
@@ -176,7 +176,7 @@ def _kinds(workers: Sequence[WorkerGeometry]) -> _Kinds:
 
 
 @dataclass(slots=True)
-class _Turns:
+class _RotatingPieces:
     """Pages that meet in the same way: after how many turns the rotation repeats, and the pieces of each turn."""
 
     cut: CutPage
@@ -194,7 +194,7 @@ class _Turns:
 class _Memory(NamedTuple):
     """What was worked out before, by what decides it: of this worker, and of all workers of its engine."""
 
-    turns: dict[int, _Turns]
+    turns: dict[int, _RotatingPieces]
     cuts: Cuts
 
 
@@ -315,7 +315,7 @@ def _sources(
             sharers = [page for _, page in sharing] or [wanted.page]
             cuts.pages[key] = cut_page(wanted.group, wanted.page, holders, sharers)
             cuts.places[key] = {other: i for i, (other, _) in enumerate(sharing)}
-        turns = memory.turns[key] = _Turns(cuts.pages[key], cuts.places[key].get(rank, 0))
+        turns = memory.turns[key] = _RotatingPieces(cuts.pages[key], cuts.places[key].get(rank, 0))
     return [
         (piece, *found)
         for piece in turns.pieces(turn)
@@ -328,7 +328,7 @@ def _read(
     local: WorkerGeometry,
     remotes: Sequence[WorkerGeometry],
     alike: _Alike,
-    parts: Parts,
+    parts: LayerPieces,
     shapes: ReadShapes,
 ) -> Read:
     remote = remotes[parts[0][2].remote]

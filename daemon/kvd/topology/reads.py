@@ -18,7 +18,7 @@ from kvd.topology.descriptors import Descriptors, Int64, coalesce
 from kvd.topology.sources import Phase, Piece
 
 Mask = NDArray[np.bool_]
-Parts = Sequence[tuple[Layer, Layer, Piece]]
+LayerPieces = Sequence[tuple[Layer, Layer, Piece]]
 """Local layer, remote layer, and the piece of it: of all layers of one read."""
 
 
@@ -151,7 +151,7 @@ class ReadShapes:
     made: dict[object, ReadShape] = field(default_factory=dict)
 
     def read(
-        self, group: Group, remote_group: int, parts: Parts, here: Sequence[int], there: Sequence[int]
+        self, group: Group, remote_group: int, parts: LayerPieces, here: Sequence[int], there: Sequence[int]
     ) -> Read:
         """The read of ``parts``, whose first blocks stand at the addresses ``here`` and ``there``."""
         first, other, piece = parts[0]

@@ -126,14 +126,14 @@ def _pieces(cut: CutPage, chosen: Iterable[tuple[_Cell, int]]) -> list[Piece]:
     for part, candidate in chosen:
         number, phase, shift = part.candidates[candidate]
         holder, wanted = cut.holders[number], {label: atom.members for label, atom in part.atoms.items()}
-        met = (holder.remote, phase)
+        paired = (holder.remote, phase)
         for fld in part.cut.fields:
             table = intersect(fld, holder.page.by_name[fld.name], shift=shift, wanted=wanted)
-            found.setdefault(met, []).append(table)
+            found.setdefault(paired, []).append(table)
         if "head" in part.atoms and any(fld.name == "k" for fld in part.cut.fields):
             low, high = _bounds(part.cut.mine["head"], wanted["head"])
-            seen = heads.get(met, (low, high + 1))
-            heads[met] = (min(low, seen[0]), max(high + 1, seen[1]))
+            seen = heads.get(paired, (low, high + 1))
+            heads[paired] = (min(low, seen[0]), max(high + 1, seen[1]))
     return [
         Piece(remote, phase, _one_of(cut.tables, coalesce(concatenate(tables))), heads.get((remote, phase)))
         for (remote, phase), tables in found.items()
@@ -150,7 +150,7 @@ _Candidate = tuple[int, Phase, int]
 """Number of a holder, the phase in which one of its blocks meets the local one, and how much higher its tokens are."""
 
 
-def _meetings(group: Group, holders: Sequence[Holder]) -> Iterator[list[_Candidate]]:
+def _overlaps(group: Group, holders: Sequence[Holder]) -> Iterator[list[_Candidate]]:
     """For each local phase, the candidates that overlap it. State pages meet one to one."""
     if group.kind == "mamba":
         yield [(number, Phase(0, 1, 0, 1), 0) for number in range(len(holders))]
@@ -232,7 +232,7 @@ class _Cell(NamedTuple):
 
 
 def _all_cells(group: Group, holders: Sequence[Holder], cuts: Sequence[_Cut]) -> Iterator[_Cell]:
-    for candidates in _meetings(group, holders):
+    for candidates in _overlaps(group, holders):
         for cut in cuts:
             yield from _cells(cut, candidates)
 

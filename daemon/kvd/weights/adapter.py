@@ -42,13 +42,13 @@ _loaded: OrderedDict[tuple[int, str], str] = OrderedDict()
 _lock = threading.Lock()
 
 
-def loaded_adapter(number: int, path: str, *, anew: bool = False) -> str:
+def loaded_adapter(number: int, path: str, *, reload: bool = False) -> str:
     """`adapter_fingerprint` of an adapter as this engine loaded it: vLLM reads its files once for each ``number``.
 
-    Files that are replaced later count when they are loaded ``anew``, or under another number.
+    Files that are replaced later count on a ``reload``, or under another number.
     """
     with _lock:
-        known = None if anew else _loaded.get((number, path))
+        known = None if reload else _loaded.get((number, path))
     made = known or adapter_fingerprint(path)
     with _lock:
         _keep(_loaded, (number, path), made)

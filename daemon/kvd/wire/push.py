@@ -64,7 +64,7 @@ class PushAnnounce(Request, tag="push_announce", frozen=True, kw_only=True):
 
     ``generations`` are the prefiller's and the decoder's. ``tokens`` are to be there in the end, the first
     ``computed`` of them are already. ``digest`` is of the decoder's prompt under the prefiller's key: where that is not
-    the digest of what is computed nothing is written. ``landing`` is what the backend's window exported; where it is
+    the digest of what is computed nothing is written. ``window`` is what the backend's window exported; where it is
     empty the decoder reads by itself what it is told of. ``seconds`` from now the decoder gives up. Answered by `Ok`
     once every worker has it.
     """
@@ -74,7 +74,7 @@ class PushAnnounce(Request, tag="push_announce", frozen=True, kw_only=True):
     tokens: Count
     computed: Count
     blocks: Annotated[tuple[BlockRun, ...], Meta(max_length=MOST_GROUPS)]
-    landing: Blob
+    window: Blob = msgspec.field(name="landing")
     seconds: Seconds
     digest: Id = ""
 
@@ -82,7 +82,7 @@ class PushAnnounce(Request, tag="push_announce", frozen=True, kw_only=True):
 class PushWithdraw(Request, tag="push_withdraw", frozen=True, kw_only=True):
     """A decoding worker to all workers of the prefilling engine: write no more.
 
-    Answered by `Ok` once every worker has it. Each of them says by a `PushProgress` with ``quiet`` when none of its
+    Answered by `Ok` once every worker has it. Each of them says by a `PushProgress` with ``quiesced`` when none of its
     writes is under way any more; also one that never heard of the transfer. ``generation`` is the prefiller's as it
     was announced to: workers of another one cannot speak for it. Empty: of any.
     """
@@ -107,10 +107,10 @@ class LayersThere(msgspec.Struct, frozen=True, kw_only=True):
 class PushProgress(Request, tag="push_progress", frozen=True, kw_only=True):
     """A prefilling worker to one decoding worker: layers are there, or it failed, or nothing is under way any more.
 
-    ``failed`` is the cause, ``code`` that of `kvd.wire.miss`. Without ``quiet`` beside it something may still land, and
-    no other word follows: the decoder has to close its window. ``blocks`` are the request's on the sender's side, for
-    the ledger, once all that it supplies is there; left out where they lie in more than `MAX_RUNS` runs. ``sums``: it
-    has checksums of them (`kvd.wire.checksum`). Answered by `Ok`; one that nobody waits for is no error.
+    ``failed`` is the cause, ``code`` that of `kvd.wire.miss`. Without ``quiesced`` beside it something may still land,
+    and no other word follows: the decoder has to close its window. ``blocks`` are the request's on the sender's side,
+    for the ledger, once all that it supplies is there; left out where they lie in more than `MAX_RUNS` runs. ``sums``:
+    it has checksums of them (`kvd.wire.checksum`). Answered by `Ok`; one that nobody waits for is no error.
     """
 
     key: PushKey
@@ -118,7 +118,7 @@ class PushProgress(Request, tag="push_progress", frozen=True, kw_only=True):
     there: Annotated[tuple[LayersThere, ...], Meta(max_length=MOST_THERE)] = ()
     failed: Text = ""
     code: Id = ""
-    quiet: bool = False
+    quiesced: bool = msgspec.field(default=False, name="quiet")
     blocks: Annotated[tuple[BlockRuns, ...], Meta(max_length=MOST_GROUPS)] = ()
     sums: bool = False
 

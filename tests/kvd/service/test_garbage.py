@@ -101,7 +101,7 @@ def test_random_frames(where: str) -> None:
         for message in (
             worker(facts("bent")),
             PushAnnounce(
-                key=key, generations=("g", "h"), tokens=16, computed=0, blocks=(BlockRun(0, 0, (1, 2)),), landing=b"l",
+                key=key, generations=("g", "h"), tokens=16, computed=0, blocks=(BlockRun(0, 0, (1, 2)),), window=b"l",
                 seconds=1.0,
             ),
             PushWithdraw(key=key),

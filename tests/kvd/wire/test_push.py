@@ -26,7 +26,7 @@ KEY = PushKey(
 )  # fmt: skip
 ANNOUNCE = PushAnnounce(
     key=KEY, generations=("g", "h"), tokens=100, computed=16, blocks=(BlockRun(0, 1, (7, 9)), BlockRun(1, 0, ())),
-    landing=b"\x00\xff", seconds=1.5,
+    window=b"\x00\xff", seconds=1.5,
 )  # fmt: skip
 THERE = (LayersThere(group=0, layers=("a", "b"), tokens=48, blocks=BlockRun(0, 0, (5,))),)
 
@@ -43,7 +43,7 @@ def plain(message: Message) -> dict[str, object]:
         ANNOUNCE,
         PushWithdraw(key=KEY, generation="g"),
         PushProgress(key=KEY, source=Rank(1), there=THERE),
-        PushProgress(key=KEY, source=Rank(0), failed="why", quiet=True),
+        PushProgress(key=KEY, source=Rank(0), failed="why", quiesced=True),
         PushDone(key=KEY),
         Refused(code="KVD-X", message="no", final=True),
     ],

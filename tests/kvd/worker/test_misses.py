@@ -146,7 +146,7 @@ def test_a_push_is_given_up_once_the_prefiller_has_taken_the_announcement(push: 
     push.answer()
     push.withdrawn()
     assert not push.decoder.results().received, "something may still land"
-    push.say(quiet=True)
+    push.say(quiesced=True)
     assert push.results().failed == {"d-1"}
     assert push.causes() == {"d-1": CAUSE}
 
@@ -157,7 +157,7 @@ def test_a_push_is_given_up_after_its_first_layer(push: PushRig) -> None:
     push.answer()
     push.write("l0", told, (5, 6))
     push.withdrawn()
-    push.say(quiet=True)
+    push.say(quiesced=True)
     assert push.results().failed == {"d-1"}
 
 
@@ -169,7 +169,7 @@ def test_a_push_is_given_up_when_all_but_the_named_layer_is_there(push: PushRig,
     push.write("l0", told, (5, 6))
     push.write("l1", told, (5, 6))
     push.withdrawn()
-    push.say(quiet=True)
+    push.say(quiesced=True)
     assert push.results().failed == {"d-1"}
 
 
@@ -183,6 +183,6 @@ def test_a_push_under_way_is_given_up_at_once_or_at_the_next_layer(push: PushRig
         if fault is LAYERS:
             push.write("l0", told, (5, 6))
         push.withdrawn(number + 1)
-        push.say(quiet=True, name=name)
+        push.say(quiesced=True, name=name)
         assert push.results().failed == {name}
         assert push.causes() == {name: CAUSE}

@@ -250,7 +250,7 @@ class PushRig:
 
     def write(self, layer: str, announced: PushAnnounce, blocks: Sequence[int], *, tp: int = 0) -> None:
         """Write a layer through the window that was announced, and say so."""
-        window = next(x for x in self.backend.windows if x.metadata() == announced.landing)
+        window = next(x for x in self.backend.windows if x.metadata() == announced.window)
         window.write(self.rows(layer, announced, blocks, tp=tp))
         self.say(layer, tp=tp, name=announced.key.transfer_id, attempt=announced.key.attempt)
 

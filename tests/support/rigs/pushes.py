@@ -93,7 +93,7 @@ def announcement(key: PushKey, generations: tuple[str, str], blocks: int = 3) ->
     """An announcement of so many blocks of one group."""
     return PushAnnounce(
         key=key, generations=generations, tokens=16 * blocks, computed=0,
-        blocks=(BlockRun(0, 0, tuple(range(blocks))),), landing=b"landing", seconds=30.0,
+        blocks=(BlockRun(0, 0, tuple(range(blocks))),), window=b"landing", seconds=30.0,
     )  # fmt: skip
 
 

@@ -161,7 +161,7 @@ class SendRig:
         worker: int = 0,
         name: str = "x",
         attempt: int = 0,
-        landing: bytes | None = None,
+        window: bytes | None = None,
         seconds: float = 60.0,
         generations: tuple[str, str] = (GENERATION, DECODER_GENERATION),
     ) -> list[Any]:
@@ -171,7 +171,7 @@ class SendRig:
             tokens=tokens,
             computed=0,
             blocks=tuple(BlockRun(g, b.first, tuple(b.ids.tolist())) for g, b in blocks.items()),
-            landing=self.backends[worker].metadata() if landing is None else landing,
+            window=self.backends[worker].metadata() if window is None else window,
             seconds=seconds,
             digest=self.digest,
         )
@@ -244,8 +244,8 @@ class SendRig:
     def failures(self, **whose: Any) -> list[str]:
         return [p.failed for p in self.progress(**whose) if p.failed]
 
-    def quiet(self, **whose: Any) -> bool:
-        return any(p.quiet for p in self.progress(**whose))
+    def quiesced(self, **whose: Any) -> bool:
+        return any(p.quiesced for p in self.progress(**whose))
 
     def sent(self) -> list[set[str]]:
         """Requests that each worker reported so far; each request once."""

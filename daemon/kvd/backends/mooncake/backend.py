@@ -18,8 +18,7 @@ from msgspec import structs
 from kvd.backends.contract import Traits
 from kvd.backends.cuda import driver as cuda_driver
 from kvd.backends.envelope import Envelope, decoded, pack
-from kvd.backends.errors import BackendUnavailable, ForeignLanding, RegistrationError
-from kvd.backends.landing import same_worker
+from kvd.backends.errors import BackendUnavailable, ForeignWindow, RegistrationError
 from kvd.backends.lanes import EngineBackend, EngineWindow
 from kvd.backends.mooncake.engine import MooncakeEngine
 from kvd.backends.mooncake.lane import MooncakeLane
@@ -28,6 +27,7 @@ from kvd.backends.mooncake.mark import DeviceMarks, host_mark
 from kvd.backends.mooncake.options import NVLINK, MooncakeOptions, mooncake_options, protocol_for
 from kvd.backends.mooncake.target import EngineTarget, parse_target
 from kvd.backends.regions import check_regions
+from kvd.backends.window_owner import same_worker
 from kvd.geometry.model import Region
 
 _log = logging.getLogger(__name__)
@@ -43,16 +43,16 @@ def open_backend(name: str, *, options: Mapping[str, Any]) -> MooncakeBackend:
     return MooncakeBackend(name, mooncake_options(options), load())
 
 
-def check_landing(card: bytes, landing: bytes) -> None:
+def check_window(card: bytes, announced: bytes) -> None:
     """Refuse a window of another worker's, over other memory, or on another host than the worker's own engine.
 
-    Raises `ForeignLanding` and `PeerMetadataError`.
+    Raises `ForeignWindow` and `PeerMetadataError`.
     """
-    worker, window = same_worker(card, landing, backend=NAME, name_of=str)
+    worker, window = same_worker(card, announced, backend=NAME, name_of=str)
     home = decoded(worker.blob, EngineTarget, backend=NAME)
     told = parse_target(window.blob, home.protocol)
     if _host(told) != _host(home):
-        raise ForeignLanding(
+        raise ForeignWindow(
             f"the window that was announced is at {told.session}, and the worker's engine at {home.session}",
             backend=NAME,
             hint="both are of one process, so they have one address: nothing is written",

@@ -21,7 +21,6 @@ from kvd.backends.contract import Traits
 from kvd.backends.cuda import driver as cuda_driver
 from kvd.backends.envelope import Envelope, pack
 from kvd.backends.errors import BackendError, BackendUnavailable, RegistrationError
-from kvd.backends.landing import before_last_dot, same_worker
 from kvd.backends.lanes import EngineBackend
 from kvd.backends.nixl.agent import MEMORY, Agent
 from kvd.backends.nixl.lane import NixlLane, Parked
@@ -30,6 +29,7 @@ from kvd.backends.nixl.window import SHIELD, NixlWindow, refusal
 from kvd.backends.options import CopyThreads, read_options
 from kvd.backends.regions import check_regions
 from kvd.backends.split_lane import SplitLane, split
+from kvd.backends.window_owner import before_last_dot, same_worker
 from kvd.geometry.model import Region
 
 _log = logging.getLogger(__name__)
@@ -63,9 +63,9 @@ def open_backend(name: str, *, options: Mapping[str, Any]) -> NixlBackend:
     return NixlBackend(name, read_options(NixlOptions, options, backend=NAME), load())
 
 
-def check_landing(card: bytes, landing: bytes) -> None:
-    """Refuse a window of another agent's, or over other memory. Raises `ForeignLanding` and `PeerMetadataError`."""
-    same_worker(card, landing, backend=NAME, name_of=before_last_dot)
+def check_window(card: bytes, announced: bytes) -> None:
+    """Refuse a window of another agent's, or over other memory. Raises `ForeignWindow` and `PeerMetadataError`."""
+    same_worker(card, announced, backend=NAME, name_of=before_last_dot)
 
 
 class NixlBackend(EngineBackend[NixlLane | SplitLane]):

@@ -20,7 +20,7 @@ from kvd.backends.errors import BackendError, RegistrationError
 from kvd.backends.lanes import EngineBackend
 from kvd.backends.options import EngineName, Flag, Nested, ThreadBlocks, read_options
 from kvd.backends.regions import RegisteredMemory, checked, joined, only_device
-from kvd.backends.staged.lane import Here, Mirrored, StagedLane, write_metadata
+from kvd.backends.staged.lane import LaneContext, Mirrored, StagedLane, write_metadata
 from kvd.backends.staged.memory import NAME, Carrier, Mirrors
 from kvd.backends.staged.near import Shared, share
 from kvd.geometry.model import Region
@@ -125,7 +125,7 @@ class StagedBackend(EngineBackend[StagedLane]):
 
     def _lane(self, name: str) -> StagedLane:
         inner, carrier = self._inner.lane(name), self._mirrors.carrier(self._options.ctas)
-        here = Here(self._options.engine, self._memory, self._spans[0].device, self._shared)
+        here = LaneContext(self._options.engine, self._memory, self._spans[0].device, self._shared)
         return StagedLane(name, here, inner, carrier, self._drop)
 
     def _end(self) -> None:

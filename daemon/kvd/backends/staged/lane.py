@@ -48,7 +48,7 @@ def write_metadata(agent: str, spans: tuple[Region, ...], mirrored: Mirrored) ->
 
 
 @dataclass(frozen=True, slots=True)
-class Here:
+class LaneContext:
     """What a lane is told of its backend: its engine, memory with mirrors, device, and what peers on its host map."""
 
     engine: str
@@ -106,7 +106,12 @@ class StagedLane(EngineLane[StagedPeer, _Staging]):
     """The way to one peer engine. It only reads: of a push, the decoder takes each layer by itself."""
 
     def __init__(
-        self, name: str, here: Here, inner: Lane, carrier: Carrier, closed: Callable[[StagedLane], None]
+        self,
+        name: str,
+        here: LaneContext,
+        inner: Lane,
+        carrier: Carrier,
+        closed: Callable[[StagedLane], None],
     ) -> None:
         """``inner`` is the engine's lane over the mirrors."""
         super().__init__(name, NAME, closed)

@@ -63,7 +63,7 @@ class CompatibilityCache:
         self._counters = counters
         self._found: dict[Pair, _Verdict] = {}
         self._kept: Tally[Whose] = Tally()
-        self._underway: dict[Pair, asyncio.Task[Factors]] = {}
+        self._comparing: dict[Pair, asyncio.Task[Factors]] = {}
 
     async def find(self, local: LocalEngine, where: Endpoint, peer: PeerEngine) -> tuple[bool, Factors]:
         """Whether it was known, and the factors that fail between ``local`` and ``peer``: none where they fit.
@@ -76,10 +76,10 @@ class CompatibilityCache:
         pair = mine, f"{where} {peer.card.engine.engine_id} {peer.card.generation}"
         if (known := self._known(pair)) is not None:
             return True, known
-        task = self._underway.get(pair)
+        task = self._comparing.get(pair)
         if task is None:
             task = asyncio.get_running_loop().create_task(self._find(local, where, peer, mine, pair))
-            self._underway[pair] = task
+            self._comparing[pair] = task
             task.add_done_callback(lambda done: self._done(pair, done))
         # Shielded: one asker that is given up must not end it for the others.
         return False, await asyncio.shield(task)
@@ -140,7 +140,7 @@ class CompatibilityCache:
             self._kept.add(verdict.whose, -verdict.size)
 
     def _done(self, pair: Pair, done: asyncio.Task[Factors]) -> None:
-        del self._underway[pair]
+        del self._comparing[pair]
         if not done.cancelled():
             done.exception()  # looked at here, since everyone who waited may have left
 

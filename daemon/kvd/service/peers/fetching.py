@@ -67,7 +67,7 @@ class Flights:
         self._keep = keep
         self._flights: dict[Flight, asyncio.Task[PeerEngine]] = {}
         self._of: Tally[Endpoint] = Tally()
-        self._underway = Budget("parts of cards", "bytes")
+        self._in_flight = Budget("parts of cards", "bytes")
         self._slices = Slices()
 
     async def fetch(self, key: Key, generation: str, *, keyed: bool) -> PeerEngine:
@@ -149,11 +149,11 @@ class Flights:
                 if whole and parts.bytes <= SMALL_CARD:
                     return with_workers(card, parts.workers)
                 more = parts.kept - before
-                if full := self._underway.full(shares, more):
+                if full := self._in_flight.full(shares, more):
                     raise RequestRefused(
                         "KVD-BUSY", f"engine {key[1]!r} of the kvd at {key[0]}: {full}", hint="try again"
                     )
-                self._underway.take(shares, more)
+                self._in_flight.take(shares, more)
                 held.append(more)
                 if whole:
                     workers = await self._slices.collect(parts.taken_apart())
@@ -167,7 +167,7 @@ class Flights:
                 await asyncio.sleep(0)  # a part a turn
         finally:
             for size in held:
-                self._underway.give_back(shares, size)
+                self._in_flight.give_back(shares, size)
 
     async def _described(self, key: Key, question: DescribeEngine, deadline: float) -> EngineDescribed | None:
         """The card or a part of it; None where the connection was lost between two parts, and there is time left.

@@ -27,7 +27,7 @@ def route_of(at: Endpoint, incarnation: str) -> bytes:
     return f"{at}/{incarnation}".encode()
 
 
-class Parts:
+class ClientSender:
     """Sends to clients, wherever they are: over the ``local`` socket, or by way of the kvd that they are at."""
 
     def __init__(self, registry: Registry, local: Router, links: PeerLinks, counters: Counter[str]) -> None:

@@ -53,7 +53,7 @@ def _adapter(lora: Any) -> str:
     """What an adapter is, by its files; the number that vLLM gives it is this engine's own, its name a user's."""
     if lora is None:
         return ""
-    return loaded_adapter(lora.lora_int_id, lora.lora_path, anew=bool(getattr(lora, "load_inplace", False)))
+    return loaded_adapter(lora.lora_int_id, lora.lora_path, reload=bool(getattr(lora, "load_inplace", False)))
 
 
 def _feature(found: Any) -> Feature:

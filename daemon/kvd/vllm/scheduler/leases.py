@@ -19,7 +19,7 @@ from kvd.wire.lease import LeaseClaimed, LeaseClosed, LeaseEnded, LeaseExtend, L
 from kvd.wire.limits import MOST_LEASES_HELD, MOST_LEASES_OPENED
 from kvd.wire.registration import OpenLease, OpenReader
 
-Kept = TypeVar("Kept", OpenLease, OpenReader)
+Listed = TypeVar("Listed", OpenLease, OpenReader)
 
 
 class Delivery(NamedTuple):
@@ -156,7 +156,7 @@ class Leases:
         )
 
 
-def longest(kept: tuple[Kept, ...]) -> tuple[Kept, ...]:
+def longest(kept: tuple[Listed, ...]) -> tuple[Listed, ...]:
     """As many as one registration holds, those that last longest."""
     if len(kept) <= MOST_LEASES_HELD:
         return kept

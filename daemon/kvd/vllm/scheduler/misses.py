@@ -187,8 +187,8 @@ class Forced:
             self._standing = [order for order in self._standing if order.open]
         return faults
 
-    def load_ended(self, request_id: str, cause: Cause | None, quiet: float) -> None:
-        """A load ended on all workers; ``quiet`` is the time.monotonic() at which nothing of it could land any more."""
+    def load_ended(self, request_id: str, cause: Cause | None, quiesced_at: float) -> None:
+        """A load ended on all workers; at time.monotonic() ``quiesced_at`` nothing of it could land any more."""
         if request_id not in self._followed:
             return
         with self._lock:
@@ -199,7 +199,7 @@ class Forced:
                 self._change(followed, state="late", cause=_COMPLETE)
                 return
             now = time.monotonic() - followed.order.began
-            quiesced = min(now, max(followed.miss.steps["forced"], quiet - followed.order.began))
+            quiesced = min(now, max(followed.miss.steps["forced"], quiesced_at - followed.order.began))
             steps = {**followed.miss.steps, "quiesced": quiesced, "reported": now}
             self._change(followed, state="reported", steps=steps, cause=cause.text)
 

@@ -48,7 +48,7 @@ CODE: RefusalCode = "KVD-CONNECTOR-SUMS"
 
 
 @dataclass(slots=True, eq=False)
-class _Kept:
+class _RequestSums:
     """One request's sums. ``tables`` are by group: the number of the first block, and sums of (block, class, cell).
 
     ``over`` says why there are none, ``until`` is the time.monotonic() until which they are kept.
@@ -87,11 +87,11 @@ class Summing:
         self._summer = summer
         self._record_event = record_event
         self._lock = threading.Lock()
-        self._kept: dict[str, _Kept] = {}
+        self._kept: dict[str, _RequestSums] = {}
         self._classes = ALL_TOKENS
         self._coming: list[SumOrder] = []
         self._held: set[str] = set()
-        self._inbox: queue.Queue[_Kept | None] = queue.Queue()
+        self._inbox: queue.Queue[_RequestSums | None] = queue.Queue()
         self._closing = False
         self._thread: threading.Thread | None = None
 
@@ -110,7 +110,7 @@ class Summing:
             return
         coming, self._coming = self._coming, []
         ready, now = self._record_event(), time.monotonic()
-        made = [_Kept(order, ready, self._classes) for order in coming]
+        made = [_RequestSums(order, ready, self._classes) for order in coming]
         with self._lock:
             self._tidy(now)
             self._kept.update((kept.order.name, kept) for kept in made)
@@ -164,7 +164,7 @@ class Summing:
                 )
         return Sums(tokens=kept.order.tokens, groups=tuple(found))
 
-    def _part(self, kept: _Kept, wanted: SumsOf) -> Words | Refused:
+    def _part(self, kept: _RequestSums, wanted: SumsOf) -> Words | Refused:
         first, table = kept.tables.get(wanted.group, (0, None))
         low = wanted.first - first
         if table is None or low < 0 or wanted.blocks < 1 or low + wanted.blocks > len(table):
@@ -213,7 +213,7 @@ class Summing:
                 kept.over = f"{type(error).__name__}: {error}"
             kept.done = True
 
-    def _add_up(self, kept: _Kept, summer: Summer) -> None:
+    def _add_up(self, kept: _RequestSums, summer: Summer) -> None:
         while kept.ready is not None and not kept.ready():
             time.sleep(LOOK)
         order = kept.order
@@ -238,7 +238,7 @@ class Summing:
             if tables:
                 kept.tables[index] = (blocks.first, np.concatenate(tables, axis=2))
 
-    def _wanted(self, kept: _Kept) -> bool:
+    def _wanted(self, kept: _RequestSums) -> bool:
         with self._lock:
             return self._kept.get(kept.order.name) is kept
 

@@ -46,7 +46,7 @@ def announce(
             tokens=order.tokens,
             computed=order.computed,
             blocks=tuple(sent_blocks(block_lists(order.groups)).values()),
-            landing=window,
+            window=window,
             digest=order.digest,
             seconds=max(0.001, arrival.load.deadline - time.monotonic()),
         )

@@ -323,14 +323,14 @@ class PushThread:
                 arrival.mark_received(source, there.layers, now)
         elif not arrival.cause:
             self._fetch(arrival, progress)
-        if progress.quiet:
+        if progress.quiesced:
             arrival.mark_quiesced(source)
         name = f"prefiller {self.engine_id}/{source}"
         if progress.failed:
             self._arrivals.give_up(arrival, Cause(f"{name}: {progress.failed}", known_code(progress.code)))
-            if not progress.quiet:
+            if not progress.quiesced:
                 arrival.never_quiesces()
-        elif progress.quiet and any(rank == source for rank, _ in arrival.left):
+        elif progress.quiesced and any(rank == source for rank, _ in arrival.left):
             self._arrivals.give_up(arrival, Cause(f"{name} writes no more of it", "PREFILL_ENDED"))
 
     def _fetch(self, arrival: Arrival, progress: PushProgress) -> None:

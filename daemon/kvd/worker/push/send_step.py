@@ -87,8 +87,8 @@ def _offer(target: PushTarget, computed: Computed, outgoing: Outgoing, stager: S
         return
     if target.epoch not in (None, computed.epoch):
         # What it reads now is overwritten, and nothing says which of it.
-        anew = "the prefiller preempted its request or began it anew while its blocks were read"
-        target.close(Cause(anew, "PREFILL_ENDED"))
+        why = "the prefiller preempted its request or began it anew while its blocks were read"
+        target.close(Cause(why, "PREFILL_ENDED"))
         return
     target.epoch = computed.epoch
     ends = due(target, computed)

@@ -252,7 +252,7 @@ class Sender:
         self._put_in(target)
         generation = announce.generations[1]
         if self._peer.generation == generation:
-            self._meet(target)
+            self._plan(target)
         elif self._asked != generation:
             self._ask(key, generation)
 
@@ -333,9 +333,9 @@ class Sender:
                 self._outgoing.workers(name, self.decoder, self._ranks)
             for target in self._open():
                 if target.pushes is None and target.phase is TargetPhase.SENDING:
-                    self._meet(target)
+                    self._plan(target)
 
-    def _meet(self, target: PushTarget) -> None:
+    def _plan(self, target: PushTarget) -> None:
         """Give a target its plan, if the decoder is known by the generation that announced it."""
         if target.announce.generations[1] != self._peer.generation:
             return

@@ -110,12 +110,12 @@ class PushTarget:
     @property
     def direct(self) -> bool:
         """Whether the decoder reads by itself."""
-        return not self.announce.landing
+        return not self.announce.window
 
     @property
     def peer(self) -> str:
         """The name of the window on a lane: another window of the same worker has another name."""
-        mark = hashlib.blake2b(self.announce.landing, digest_size=8).hexdigest()
+        mark = hashlib.blake2b(self.announce.window, digest_size=8).hexdigest()
         return f"{self.key.rank}#{mark}"
 
     @property
@@ -265,7 +265,7 @@ def progress(target: PushTarget, source: Rank) -> PushProgress:
         ),
         failed=text_of(target.cause) if over else "",
         code=code_of(target.cause) if over else "",
-        quiet=over and not target.dirty and (target.withdrawn or bool(target.cause)),
+        quiesced=over and not target.dirty and (target.withdrawn or bool(target.cause)),
         blocks=_source_runs(target),
         sums=target.sums and target.complete,
     )
@@ -315,5 +315,5 @@ def of_another_host(key: PushKey, targets: Mapping[Name, PushTarget]) -> bool:
 def nothing(key: PushKey) -> PushAnnounce:
     """Stands for an announcement that was withdrawn before it came."""
     return PushAnnounce(
-        key=key, generations=("", ""), tokens=0, computed=0, blocks=(), landing=b"", seconds=0.0
+        key=key, generations=("", ""), tokens=0, computed=0, blocks=(), window=b"", seconds=0.0
     )

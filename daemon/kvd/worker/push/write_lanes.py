@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvd.backends.contract import Backend, Lane
-from kvd.backends.registry import check_landing
+from kvd.backends.registry import check_window
 from kvd.geometry.rank import Rank
 from kvd.topology.descriptors import Descriptors
 from kvd.topology.transfer_topology import RemoteEngine
@@ -47,18 +47,18 @@ class WriteLanes:
         """Write to a target's window. Raises `BackendError` where it could not be started; nothing moves then."""
         if self._lane is None:
             self._lane = self._backend.lane(self._decoder)
-        self._lane.add(target.peer, target.announce.landing)
+        self._lane.add(target.peer, target.announce.window)
         return Post(self._lane.submit(target.peer, rows, "write"), layers, epoch, self._lane)
 
     def check(self, target: PushTarget, decoder: RemoteEngine) -> None:
         """Refuse a window that is not of the decoding worker, as its card shows that.
 
-        Raises `ForeignLanding` and `PeerMetadataError`, and `TopologyError` where there is no such worker.
+        Raises `ForeignWindow` and `PeerMetadataError`, and `TopologyError` where there is no such worker.
         """
-        rank, landing = target.key.rank, target.announce.landing
-        if landing and self._own.get(rank) != (decoder, landing):
-            check_landing(self._kind, decoder.metadata_of(rank), landing)
-            self._own[rank] = decoder, landing
+        rank, window = target.key.rank, target.announce.window
+        if window and self._own.get(rank) != (decoder, window):
+            check_window(self._kind, decoder.metadata_of(rank), window)
+            self._own[rank] = decoder, window
 
     def leave(self) -> None:
         """New posts take a new lane."""

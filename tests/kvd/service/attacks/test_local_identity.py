@@ -236,7 +236,7 @@ def test_nobody_has_anothers_prefiller_write_without_its_card(two: Two) -> None:
             transfer_id="t", prefiller=two.engine, prefiller_endpoint=Endpoint(), decoder=stranger, rank=Rank(0)
         ),
         generations=(generation, two.kvd.engines()[stranger].generation),
-        tokens=16, computed=0, blocks=(BlockRun(0, 0, (1,)),), landing=b"", seconds=60.0,
+        tokens=16, computed=0, blocks=(BlockRun(0, 0, (1,)),), window=b"", seconds=60.0,
     )  # fmt: skip
     refused = two.attacker.refused(announce)
     assert refused.code == "KVD-NOT-DESCRIBED"

@@ -115,7 +115,7 @@ def test_nobody_announces_withdraws_or_ends_a_push_in_the_name_of_another_hosts_
     both: Pair, liar: Speaker, fleet: Fleet
 ) -> None:
     key = _with_endpoint(both.key(), both.near.endpoint)
-    announced = msgspec.structs.replace(both.announce(), key=key, landing=b"the liar's memory")
+    announced = msgspec.structs.replace(both.announce(), key=key, window=b"the liar's memory")
     for message in (announced, PushWithdraw(key=key), PushDone(key=key)):
         refusal = liar.refused(message)
         assert (refusal.code, refusal.final) == ("KVD-NOT-YOUR-ENGINE", True)
@@ -149,7 +149,7 @@ def test_nobody_says_that_another_hosts_prefiller_has_written(both: Pair, fleet:
     with speaking(fleet["third"].pair, fleet["near"]) as liar:
         refusal = liar.refused(forged)
         assert (refusal.code, refusal.final) == ("KVD-NOT-YOUR-ENGINE", True)
-        assert liar.refused(msgspec.structs.replace(forged, failed="no", quiet=True)).final
+        assert liar.refused(msgspec.structs.replace(forged, failed="no", quiesced=True)).final
     assert not both.decoders[0].told
 
 

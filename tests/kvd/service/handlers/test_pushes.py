@@ -94,7 +94,7 @@ def test_a_push_from_announcement_to_end(kvds: int) -> None:
             assert told.key.decoder_endpoint == both.near.endpoint
             assert told.key == msgspec.structs.replace(both.key(rank=1), decoder_endpoint=both.near.endpoint)
             assert told.blocks == both.announce().blocks
-            assert told.landing == b"landing"
+            assert told.window == b"landing"
         for source, prefiller in enumerate(both.prefillers):
             said = progress(prefiller.told[0], source)
             assert prefiller.session.deliver("p", said).result(LONG) == Ok()
@@ -199,7 +199,7 @@ def test_an_unknown_engine_is_refused_for_good_by_a_kvd_that_has_settled(both: P
 def test_a_rank_that_the_decoder_does_not_have_is_refused_for_good(both: Pair) -> None:
     key = msgspec.structs.replace(both.key(rank=7), decoder_endpoint=both.near.endpoint)
     answer = refused(
-        both.prefillers[0].session.deliver("a", PushProgress(key=key, source=Rank(0), quiet=True))
+        both.prefillers[0].session.deliver("a", PushProgress(key=key, source=Rank(0), quiesced=True))
     )
     assert (answer.code, answer.final) == ("KVD-RANK-UNKNOWN", True)
     assert "tp7" in answer.message

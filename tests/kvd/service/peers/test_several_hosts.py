@@ -134,7 +134,7 @@ def known_to(other: Client, engine: Spread) -> PeerReady:
 
 def announcement(key: PushKey, prefiller: str, decoder: str) -> PushAnnounce:
     return PushAnnounce(
-        key=key, generations=(prefiller, decoder), tokens=16, computed=0, blocks=(), landing=b"", seconds=10.0
+        key=key, generations=(prefiller, decoder), tokens=16, computed=0, blocks=(), window=b"", seconds=10.0
     )
 
 
@@ -197,7 +197,7 @@ def test_a_push_reaches_all_workers_and_each_one_s_progress_the_decoder(
         (announced,) = client.heard(PushAnnounce)
         assert isinstance(announced, PushAnnounce)
         assert announced.key.decoder_endpoint == kvds[2].endpoint
-        progress = PushProgress(key=announced.key, source=Rank(rank), quiet=True)
+        progress = PushProgress(key=announced.key, source=Rank(rank), quiesced=True)
         assert client.session.call(progress, 10).result(10) == Ok()
     sources = [m.source.tp for m in other.heard(PushProgress) if isinstance(m, PushProgress)]
     assert sources == [0, 1, 2, 3]
@@ -214,7 +214,7 @@ def test_a_worker_at_another_host_announces_a_push_and_hears_of_its_progress(
     (announced,) = other.heard(PushAnnounce)
     assert isinstance(announced, PushAnnounce)
     assert announced.key.decoder_endpoint == engine.home.endpoint, "others know the home alone"
-    progress = PushProgress(key=announced.key, source=Rank(), quiet=True)
+    progress = PushProgress(key=announced.key, source=Rank(), quiesced=True)
     assert other.session.call(progress, 10).result(10) == Ok()
     assert engine.workers[2].heard(PushProgress) == [progress]
     as_another = msgspec.structs.replace(message, key=msgspec.structs.replace(key, rank=Rank(1)))

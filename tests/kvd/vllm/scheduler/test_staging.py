@@ -250,7 +250,7 @@ def test_layers_are_put_out_chunk_by_chunk_before_the_decoder_hears_of_them(rig:
         stage(rows)
 
     backend.stage = noting  # type: ignore[method-assign]
-    announce(rig, landing=b"")
+    announce(rig, window=b"")
 
     rig.run(step(REQUEST.remote, 32, 40))
     eventually(lambda: rig.there() == {("a", 32), ("b", 32)})
@@ -270,7 +270,7 @@ def test_layers_are_put_out_chunk_by_chunk_before_the_decoder_hears_of_them(rig:
 
 def test_a_push_whose_blocks_cannot_be_copied_fails_with_the_cause(rig: SendRig) -> None:
     recording(rig).error = "the device is gone"
-    announce(rig, landing=b"")
+    announce(rig, window=b"")
     rig.run(step(REQUEST.remote, 32, 40))
     (cause,) = eventually(rig.failures)
     assert "cannot be copied for the decoder: the device is gone" in cause
@@ -282,7 +282,7 @@ def test_a_request_preempted_while_its_blocks_are_copied_is_not_offered(rig: Sen
     worker: Prefiller = rig.workers[0]
     again = StepOrders(pushes=[step({}, 0, 40, again=True)])
     backend.stage = lambda _rows: worker.half.pushing.begin(again)  # type: ignore[assignment,method-assign]
-    announce(rig, landing=b"")
+    announce(rig, window=b"")
     rig.run(step(REQUEST.remote, 32, 40))
     worker.half.pushing.begin(StepOrders(pushes=[step(REQUEST.remote, 0, 40)]))
     rig.end(cause="the prefiller's request was aborted")

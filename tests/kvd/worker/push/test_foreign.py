@@ -31,11 +31,11 @@ def sender() -> Iterator[SendRig]:
 def test_nothing_is_written_where_it_is_not_the_decoders_memory(sender: SendRig) -> None:
     liar = open_backend("liar", options={})
     liar.register(sender.d.workers[0].regions)
-    sender.announce(REQUEST.local, REQUEST.tokens, landing=liar.window("p").metadata())
+    sender.announce(REQUEST.local, REQUEST.tokens, window=liar.window("p").metadata())
     sender.run(step(REQUEST.remote, 40, 40))
     (progress,) = eventually(lambda: [p for p in sender.progress() if p.failed])
     assert "liar" in progress.failed
-    assert progress.quiet
+    assert progress.quiesced
     assert sender.there() == set()
     assert (sender.targets[0].regions[0] == oracle.UNTOUCHED).all()
     liar.close()
@@ -50,7 +50,7 @@ def test_another_host_neither_announces_nor_ends_what_the_decoder_announced(send
         PushDone(key=msgspec.structs.replace(first, decoder_endpoint=LIAR)),
         PushWithdraw(key=key),
         PushAnnounce(
-            key=key, generations=("", ""), tokens=40, computed=0, blocks=(), landing=b"", seconds=9.0
+            key=key, generations=("", ""), tokens=40, computed=0, blocks=(), window=b"", seconds=9.0
         ),
     ):
         sender.send(message)
@@ -68,7 +68,7 @@ def test_progress_counts_only_from_where_it_was_announced_to() -> None:
         (announced,) = rig.announced()
         forged = PushProgress(
             key=msgspec.structs.replace(announced.key, prefiller_endpoint=LIAR),
-            source=Rank(), failed="forged", quiet=True,
+            source=Rank(), failed="forged", quiesced=True,
         )  # fmt: skip
         assert isinstance(rig.script.push(forged), Ok)
         for layer in ("l0", "l1"):

@@ -26,11 +26,11 @@ from tests.support.rigs.push import PushRig, Quiet, pushed
 def test_a_failure_at_one_source_waits_for_the_other(two: PushRig) -> None:
     two.start(pushed((2, 9)))
     two.announced()
-    two.say(tp=1, failed="the request was aborted", quiet=True)
+    two.say(tp=1, failed="the request was aborted", quiesced=True)
     (told,) = two.withdrawn()
     assert (told.key.transfer_id, told.key.attempt, told.generation) == ("x", 0, GENERATION)
     assert pending(two), "the other source may still write"
-    two.say(tp=0, quiet=True)
+    two.say(tp=0, quiesced=True)
     assert two.results().failed == {"d-1"}
     assert two.causes() == {"d-1": "prefiller p/tp1: the request was aborted"}
     assert two.backend.windows[0].open, "all are quiet, so nothing need be taken away"
@@ -43,7 +43,7 @@ def test_a_deadline_is_a_miss_when_all_are_quiet(rig: PushRig) -> None:
     rig.expire()
     rig.withdrawn()
     assert pending(rig)
-    rig.say(quiet=True)
+    rig.say(quiesced=True)
     assert rig.results().bad_blocks == {2, 9}
     assert rig.causes()["d-1"].startswith("not complete within its 0.")
 
@@ -63,7 +63,7 @@ def test_one_quiet_source_of_two_is_not_enough(two: PushRig, quiet_seconds: Quie
     two.start(pushed((2, 9)))
     two.expire()
     two.withdrawn()
-    two.say(tp=0, quiet=True)
+    two.say(tp=0, quiesced=True)
     assert two.results().failed == {"d-1"}
     assert not two.backend.windows[0].open, "the other one's writes were stopped by closing the window"
 
@@ -102,7 +102,7 @@ def test_the_others_on_a_closed_window_are_announced_anew(rig: PushRig, quiet_se
     rig.expire()
     assert rig.results().received == {"d-1"}
     again = rig.announced(3)[-1]
-    assert (again.key.transfer_id, again.key.attempt, again.landing) == ("y", 1, b"landing 1")
+    assert (again.key.transfer_id, again.key.attempt, again.window) == ("y", 1, b"landing 1")
     rig.say("l1", name="y", attempt=0)
     rig.say(name="y", attempt=0, failed="its lane was destroyed")
     rig.write("l1", again, (6,))
@@ -134,7 +134,7 @@ def test_a_window_that_cannot_be_closed_holds_back_all_that_was_announced_on_it(
         assert rig.gates.close_tried.wait(10)
         rig.start(pushed((3,), tokens=4, name="z", request_id="d-3"))
         told = rig.announced(3)[-1]
-        assert told.landing == b"landing 1"
+        assert told.window == b"landing 1"
         rig.write("l0", told, (7,))
         rig.write("l1", told, (7,))
         assert rig.results().received == {"d-3"}
@@ -163,7 +163,7 @@ def test_a_peer_that_restarts_takes_its_pushes_with_it(rig: PushRig) -> None:
     assert not rig.backend.windows[0].open
     rig.start(pushed((3,), tokens=4, name="y", request_id="d-2", generation="gen-2"))
     told = rig.announced(2)[-1]
-    assert (told.generations[0], told.landing) == ("gen-2", b"landing 1")
+    assert (told.generations[0], told.window) == ("gen-2", b"landing 1")
 
 
 def test_another_generations_end_changes_nothing(rig: PushRig) -> None:
@@ -179,7 +179,7 @@ def test_a_push_that_nobody_waits_for_is_given_up_at_once(rig: PushRig) -> None:
     rig.announced()
     rig.decoder.start(StepOrders(dropped=["d-1", "never heard of"]))
     rig.withdrawn()
-    rig.say(quiet=True)
+    rig.say(quiesced=True)
     assert rig.results().failed == {"d-1"}
     assert rig.causes() == {"d-1": "the request is over"}
     assert rig.record().code == "REQUEST_OVER"
@@ -277,9 +277,9 @@ def test_a_withdrawal_takes_the_place_of_the_announcement(rig: PushRig) -> None:
 def test_a_source_that_falls_quiet_by_itself_has_given_up(two: PushRig) -> None:
     two.start(pushed((2, 9)))
     two.announced()
-    two.say(tp=0, quiet=True)
+    two.say(tp=0, quiesced=True)
     two.withdrawn()
-    two.say(tp=1, quiet=True)
+    two.say(tp=1, quiesced=True)
     assert two.results().failed == {"d-1"}
     assert two.causes() == {"d-1": "prefiller p/tp0 writes no more of it"}
     assert two.record().code == "PREFILL_ENDED"

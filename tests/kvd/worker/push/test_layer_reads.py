@@ -28,7 +28,7 @@ def nothing_yet(rig: PushRig) -> bool:
 def test_an_announcement_without_a_window_says_that_we_read(rig: PushRig) -> None:
     rig.start(pushed((2, 9)))
     (told,) = rig.announced()
-    assert told.landing == b""
+    assert told.window == b""
     assert (told.key.attempt, told.blocks) == (0, (BlockRun(group=0, first=0, ids=(2, 9)),))
 
 
@@ -127,7 +127,7 @@ def test_a_miss_waits_for_the_reads_under_way(rig: PushRig) -> None:
     rig.announced()
     rig.readable("l0", 8, 5, 6)
     eventually(lambda: rig.decoder._peers.lanes["p"]._active)
-    rig.say(failed="the request was aborted", quiet=True)
+    rig.say(failed="the request was aborted", quiesced=True)
     rig.withdrawn()
     assert nothing_yet(rig), "reported while a read of it may still land"
     rig.faults.release(0)

@@ -23,7 +23,7 @@ def rig() -> Iterator[SendRig]:
 
 
 def test_layers_are_offered_with_the_blocks_they_stand_in(rig: SendRig) -> None:
-    announce(rig, landing=b"")
+    announce(rig, window=b"")
     rig.run(step({0: ids(1, 2)}, 32, 40))
     eventually(lambda: rig.there() == {("a", 32), ("b", 32)})
     (part, *_) = rig.progress()[0].there
@@ -35,9 +35,9 @@ def test_layers_are_offered_with_the_blocks_they_stand_in(rig: SendRig) -> None:
 def test_the_end_is_offered_when_blocks_are_certain_to_stay_and_they_stay_until_it_is_done(
     rig: SendRig,
 ) -> None:
-    announce(rig, landing=b"")
+    announce(rig, window=b"")
     rig.run(step(REQUEST.remote, 40, 40))
-    announce(rig, name="y", landing=b"")
+    announce(rig, name="y", window=b"")
     rig.run(step(REQUEST.remote, 32, 40, name="y", request_id="s"))
     eventually(lambda: len(rig.there(name="y")) == 2)
     assert not rig.there()
@@ -49,7 +49,7 @@ def test_the_end_is_offered_when_blocks_are_certain_to_stay_and_they_stay_until_
 
 
 def test_the_schedulers_word_ahead_of_its_step_is_enough_for_that(rig: SendRig) -> None:
-    announce(rig, landing=b"")
+    announce(rig, window=b"")
     rig.run(step(REQUEST.remote, 40, 40))
     for name, request in (("x", "another"), ("unknown", "r")):
         rig.keep(name, request)
@@ -65,7 +65,7 @@ def test_the_schedulers_word_ahead_of_its_step_is_enough_for_that(rig: SendRig) 
 
 
 def test_a_preempted_request_fails_whoever_reads_it(rig: SendRig) -> None:
-    announce(rig, landing=b"")
+    announce(rig, window=b"")
     rig.run(step(REQUEST.remote, 32, 40))
     eventually(rig.there)
     rig.begin(step({}, 0, 40, again=True))
@@ -77,7 +77,7 @@ def test_blocks_that_are_read_stay_until_the_reader_has_heard(
     rig: SendRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(target, "READS_END", 0.3)
-    announce(rig, landing=b"")
+    announce(rig, window=b"")
     rig.run(step(REQUEST.remote, 40, 40))
     rig.end(seconds=0.05)
     eventually(lambda: (rig.sent(), rig.failures())[1])
@@ -86,10 +86,10 @@ def test_blocks_that_are_read_stay_until_the_reader_has_heard(
 
 
 def test_a_reader_that_withdraws_frees_the_blocks(rig: SendRig) -> None:
-    announce(rig, landing=b"")
+    announce(rig, window=b"")
     rig.run(step(REQUEST.remote, 40, 40))
     rig.end()
     eventually(rig.there)
     rig.withdraw()
     eventually(lambda: rig.all_sent("r"))
-    assert rig.quiet()
+    assert rig.quiesced()

@@ -45,7 +45,7 @@ def test_a_layer_is_sent_while_the_next_one_is_computed(rig: SendRig) -> None:
     eventually(lambda: rig.there() == {("a", 40), ("b", 40)})
     rig.stepped()
     assert rig.as_pulled(REQUEST)
-    assert not any(p.quiet or p.failed for p in rig.progress())
+    assert not any(p.quiesced or p.failed for p in rig.progress())
 
 
 def test_a_layer_without_a_hook_is_sent_when_the_step_is_over(rig: SendRig) -> None:
@@ -258,7 +258,7 @@ def test_an_aborted_request_fails_where_it_was_announced(rig: SendRig) -> None:
     rig.run(step({0: ids(1, 2)}, 32, 40))
     rig.end(cause="the client went away")
     eventually(lambda: rig.failures() == ["the client went away"])
-    assert rig.quiet()
+    assert rig.quiesced()
     assert rig.sent() == [set()]
     announce(rig, attempt=1)
     eventually(lambda: len(rig.failures()) == 2)

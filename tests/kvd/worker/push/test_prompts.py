@@ -27,7 +27,7 @@ def rig() -> Iterator[SendRig]:
 
 def announce(rig: SendRig, window: bytes | None, digest: str, tokens: int = REQUEST.tokens) -> None:
     rig.digest = digest
-    rig.announce(REQUEST.local, tokens, landing=window)
+    rig.announce(REQUEST.local, tokens, window=window)
 
 
 @WAYS
@@ -37,7 +37,7 @@ def test_nothing_of_another_prompt_is_written_or_told(rig: SendRig, window: byte
     (progress,) = eventually(lambda: [p for p in rig.progress() if p.failed])
     assert progress.code == "PROMPT_MISMATCH"
     assert "the 40 tokens of the prefiller's prompt are not those of the decoder's" in progress.failed
-    assert progress.quiet, "the decoder need not wait for anybody else"
+    assert progress.quiesced, "the decoder need not wait for anybody else"
     rig.run(step(REQUEST.remote, 40, 40, held=32, digest=MINE))
     rig.end()
     eventually(lambda: rig.all_sent("r"))

@@ -41,7 +41,7 @@ def test_an_announcement_says_what_the_prefiller_needs(rig: PushRig) -> None:
     assert told.generations == (GENERATION, "d-gen")
     assert (told.tokens, told.computed) == (12, 4)
     assert [(run.group, run.first, run.ids) for run in told.blocks] == [(0, 1, (2, 9))]
-    assert told.landing == b"landing 0"
+    assert told.window == b"landing 0"
     assert 20 < told.seconds <= 30
 
 

@@ -77,7 +77,7 @@ def test_a_second_request_under_an_id_that_has_served_its_decoder_holds_no_block
 
 
 def test_who_reads_the_blocks_of_the_first_request_is_told_to_stop(rig: SendRig) -> None:
-    rig.announce(REQUEST.local, REQUEST.tokens, landing=b"")
+    rig.announce(REQUEST.local, REQUEST.tokens, window=b"")
     rig.run(step({0: ids(1, 2)}, 32, 40))
     eventually(lambda: rig.there() == {("a", 32), ("b", 32)})
     begun_anew(rig, step(OTHER, 40, 40, request_id="s"))
@@ -105,11 +105,11 @@ def test_what_was_under_way_of_the_first_request_is_sent_again_of_the_second(rig
 def test_who_announces_what_was_withdrawn_hears_at_once_that_nothing_comes(rig: SendRig) -> None:
     """It would wait for its time to run out."""
     rig.withdraw()
-    eventually(rig.quiet)
+    eventually(rig.quiesced)
     before = len(rig.progress())
     rig.announce(REQUEST.local, REQUEST.tokens)
     eventually(lambda: len(rig.progress()) > before)
-    assert rig.progress()[-1].quiet
+    assert rig.progress()[-1].quiesced
 
 
 # --- the decoder ---

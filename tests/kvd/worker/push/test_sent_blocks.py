@@ -22,7 +22,7 @@ def announced(lists: dict[int, BlockList]) -> PushAnnounce:
     """What arrives of an announcement of these blocks."""
     message = PushAnnounce(
         key=KEY, generations=("g", "h"), tokens=1_000_000, computed=0, blocks=tuple(sent_blocks(lists).values()),
-        landing=bytes(4096), seconds=60.0,
+        window=bytes(4096), seconds=60.0,
     )  # fmt: skip
     sent = encode(message, 1)
     assert len(sent) < bytes_allowed("push_announce")

@@ -38,9 +38,9 @@ def test_a_withdrawn_target_is_quiet_when_its_write_has_ended(rig: SendRig) -> N
     eventually(lambda: worker.gates.opened)
     rig.withdraw()
     rig.run(step(REQUEST.remote, 40, 40, held=32))
-    assert not rig.quiet()
+    assert not rig.quiesced()
     worker.faults.release(0)
-    eventually(rig.quiet)
+    eventually(rig.quiesced)
     rig.end()
     eventually(lambda: rig.all_sent("r"))
     assert not rig.there()
@@ -63,12 +63,12 @@ def test_a_write_that_does_not_end_is_left_to_the_decoders_window(
     eventually(lambda: worker.gates.closed == 1)
     rig.run(step(REQUEST.remote, 40, 40, name="y", request_id="s"))
     eventually(lambda: len(rig.there(name="y")) == 2)
-    assert not rig.quiet()
+    assert not rig.quiesced()
 
 
 def test_a_transfer_that_nobody_knows_is_quiet_and_stays_withdrawn(rig: SendRig) -> None:
     rig.withdraw()
-    eventually(rig.quiet)
+    eventually(rig.quiesced)
     announce(rig)  # on another way, hence later
     rig.run(step(REQUEST.remote, 40, 40))
     rig.end()
@@ -141,7 +141,7 @@ def test_a_post_that_failed_may_still_land_so_its_target_fails_and_is_not_quiet(
     eventually(lambda: rig.all_sent("r"))
     rig.run(step(REQUEST.remote, 40, 40, name="y", request_id="s"))
     eventually(lambda: len(rig.there(name="y")) == 2)
-    assert not rig.quiet()
+    assert not rig.quiesced()
 
 
 def test_a_failure_of_one_leaves_what_others_have_under_way(rig: SendRig) -> None:

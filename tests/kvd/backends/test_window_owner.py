@@ -8,9 +8,9 @@ import pytest
 
 from kvd.backends.contract import WindowBackend
 from kvd.backends.envelope import Envelope, pack
-from kvd.backends.errors import ForeignLanding, PeerMetadataError
+from kvd.backends.errors import ForeignWindow, PeerMetadataError
 from kvd.backends.mooncake.target import EngineTarget
-from kvd.backends.registry import check_landing, open_backend
+from kvd.backends.registry import check_window, open_backend
 from kvd.geometry.model import Region
 
 MEMORY = np.zeros(1 << 16, np.uint8)
@@ -34,13 +34,13 @@ def test_a_workers_windows_are_its_own_and_nobody_elses(kind: str) -> None:
     card = decoder.metadata()
     windows = [decoder.window("p"), decoder.window("p")]
     for window in windows:
-        check_landing(kind, card, window.metadata())
-    check_landing(kind, card, card)
+        check_window(kind, card, window.metadata())
+    check_window(kind, card, card)
     stolen, displaced = other.window("p"), elsewhere.window("p")
-    with pytest.raises(ForeignLanding, match="liar"):
-        check_landing(kind, card, stolen.metadata())
-    with pytest.raises(ForeignLanding, match="regions"):
-        check_landing(kind, card, displaced.metadata())
+    with pytest.raises(ForeignWindow, match="liar"):
+        check_window(kind, card, stolen.metadata())
+    with pytest.raises(ForeignWindow, match="regions"):
+        check_window(kind, card, displaced.metadata())
     for window in (*windows, stolen, displaced):
         window.close()
     for backend in (decoder, other, elsewhere):
@@ -50,8 +50,8 @@ def test_a_workers_windows_are_its_own_and_nobody_elses(kind: str) -> None:
 def test_a_name_that_only_begins_alike_is_another_workers() -> None:
     card, other = opened("memory", "d-tp1", HERE), opened("memory", "d-tp10", HERE)
     window = other.window("p")
-    with pytest.raises(ForeignLanding):
-        check_landing("memory", card.metadata(), window.metadata())
+    with pytest.raises(ForeignWindow):
+        check_window("memory", card.metadata(), window.metadata())
 
 
 @pytest.mark.parametrize("kind", ["memory", "nixl", "mooncake"])
@@ -59,13 +59,13 @@ def test_a_name_that_only_begins_alike_is_another_workers() -> None:
 def test_what_is_no_window_is_refused(kind: str, landing: bytes) -> None:
     card = pack(Envelope("memory", "1", "d-tp0.1", (HERE,), b""))
     with pytest.raises(PeerMetadataError):
-        check_landing(kind, card, landing)
+        check_window(kind, card, landing)
 
 
 @pytest.mark.parametrize("kind", ["direct", "auto", "staged"])
 def test_backends_that_nobody_writes_to_have_no_windows(kind: str) -> None:
-    with pytest.raises(ForeignLanding, match=kind):
-        check_landing(kind, b"card", b"landing")
+    with pytest.raises(ForeignWindow, match=kind):
+        check_window(kind, b"card", b"landing")
 
 
 def test_a_mooncake_window_is_at_the_address_of_its_worker() -> None:
@@ -74,8 +74,8 @@ def test_a_mooncake_window_is_at_the_address_of_its_worker() -> None:
         return pack(Envelope("mooncake", "0.3", name, (HERE,), msgspec.json.encode(target)))
 
     card = told("d-tp0", "10.0.0.8:12001")
-    check_landing("mooncake", card, told("d-tp0.p", "10.0.0.8:12077"))
-    with pytest.raises(ForeignLanding, match=r"10\.0\.0\.66:12077"):
-        check_landing("mooncake", card, told("d-tp0.p", "10.0.0.66:12077"))
+    check_window("mooncake", card, told("d-tp0.p", "10.0.0.8:12077"))
+    with pytest.raises(ForeignWindow, match=r"10\.0\.0\.66:12077"):
+        check_window("mooncake", card, told("d-tp0.p", "10.0.0.66:12077"))
     with pytest.raises(PeerMetadataError):
-        check_landing("mooncake", card, told("d-tp0.p", "10.0.0.8:12077", "rdma"))
+        check_window("mooncake", card, told("d-tp0.p", "10.0.0.8:12077", "rdma"))

@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kvd.backends.envelope import Envelope, unpack
-from kvd.backends.errors import ForeignLanding
+from kvd.backends.errors import ForeignWindow
 
 
 def same_worker(
-    card: bytes, landing: bytes, *, backend: str, name_of: Callable[[str], str]
+    card: bytes, announced: bytes, *, backend: str, name_of: Callable[[str], str]
 ) -> tuple[Envelope, Envelope]:
     """The envelopes of a worker's card and of a window of its; ``name_of`` an agent is its worker's name.
 
     Raises:
-        ForeignLanding: the window is another worker's, or over other memory.
+        ForeignWindow: the window is another worker's, or over other memory.
         PeerMetadataError: one of the two cannot be read.
     """
-    worker, window = unpack(card, backend=backend), unpack(landing, backend=backend)
+    worker, window = unpack(card, backend=backend), unpack(announced, backend=backend)
     name = name_of(worker.agent)
     wrong = ""
     if window.agent != worker.agent and not window.agent.startswith(f"{name}."):
@@ -31,7 +31,7 @@ def same_worker(
     elif window.regions != worker.regions:
         wrong = f"is over {len(window.regions)} regions that are not the {len(worker.regions)} of the worker's card"
     if wrong:
-        raise ForeignLanding(
+        raise ForeignWindow(
             f"the window that was announced {wrong}",
             backend=backend,
             hint="the decoder's worker was replaced, or somebody else announced it: nothing is written",
