@@ -19,12 +19,14 @@ _kvctl() {
         engines:--state) COMPREPLY=($(compgen -W "ready partial gone unreachable" -- "$current")); return ;;
         engines:--role) COMPREPLY=($(compgen -W "prefill decode both" -- "$current")); return ;;
         engines:--model) COMPREPLY=(); return ;;
-        engines:--sort) COMPREPLY=($(compgen -W "name host model role state newest leases" -- "$current")); return ;;
+        engines:--filter) COMPREPLY=(); return ;;
+        engines:--sort) COMPREPLY=(); return ;;
         engines:--watch|engines:-w) COMPREPLY=(); return ;;
-        engines:--output|engines:-o) COMPREPLY=($(compgen -W "table wide json jsonl yaml name" -- "$current")); return ;;
+        engines:--output|engines:-o) COMPREPLY=($(compgen -W "table wide json jsonl yaml name folded" -- "$current")); return ;;
         events:--count|events:--limit|events:-n) COMPREPLY=(); return ;;
         leases:--engine|leases:-e) COMPREPLY=(); return ;;
-        leases:--sort) COMPREPLY=($(compgen -W "age left blocks engine host" -- "$current")); return ;;
+        leases:--filter) COMPREPLY=(); return ;;
+        leases:--sort) COMPREPLY=(); return ;;
         leases:--watch|leases:-w) COMPREPLY=(); return ;;
         slow:--since) COMPREPLY=(); return ;;
         slow:--engine|slow:-e) COMPREPLY=(); return ;;
@@ -55,15 +57,17 @@ _kvctl() {
         transfers:--checksum) COMPREPLY=($(compgen -W "ok differs unknown" -- "$current")); return ;;
         transfers:--since) COMPREPLY=(); return ;;
         transfers:--slower-than) COMPREPLY=(); return ;;
-        transfers:--sort) COMPREPLY=($(compgen -W "newest slowest largest" -- "$current")); return ;;
+        transfers:--filter) COMPREPLY=(); return ;;
+        transfers:--sort) COMPREPLY=(); return ;;
         transfers:--by) COMPREPLY=($(compgen -W "peer pair rank backend mode state code cause" -- "$current")); return ;;
         transfers:--from) COMPREPLY=(); return ;;
         transfers:--watch|transfers:-w) COMPREPLY=(); return ;;
-        transfers:--output|transfers:-o) COMPREPLY=($(compgen -W "table wide json jsonl yaml name" -- "$current")); return ;;
+        transfers:--output|transfers:-o) COMPREPLY=($(compgen -W "table wide json jsonl yaml name folded" -- "$current")); return ;;
         workers:--engine|workers:-e) COMPREPLY=(); return ;;
-        workers:--sort) COMPREPLY=($(compgen -W "engine host state heard memory" -- "$current")); return ;;
+        workers:--filter) COMPREPLY=(); return ;;
+        workers:--sort) COMPREPLY=(); return ;;
         workers:--watch|workers:-w) COMPREPLY=(); return ;;
-        workers:--output|workers:-o) COMPREPLY=($(compgen -W "table wide json jsonl yaml name" -- "$current")); return ;;
+        workers:--output|workers:-o) COMPREPLY=($(compgen -W "table wide json jsonl yaml name folded" -- "$current")); return ;;
         describe-topology:--model|describe-topology:-m) COMPREPLY=(); return ;;
         describe-topology:--local|describe-topology:--to) COMPREPLY=(); return ;;
         describe-topology:--remote|describe-topology:--from) COMPREPLY=(); return ;;
@@ -157,7 +161,7 @@ _kvctl() {
             options='--quick --from --to --output --color --timeout --runtime-dir --socket --host --context --config --help'
             words='' ;;
         engines)
-            options='--state --role --model --local --sort --fleet --watch --output --color --timeout --runtime-dir --socket --host --context --config --help'
+            options='--state --role --model --local --filter --sort --fleet --watch --output --color --timeout --runtime-dir --socket --host --context --config --help'
             words='' ;;
         events)
             options='--count --limit --output --color --timeout --runtime-dir --socket --host --context --config --help'
@@ -166,7 +170,7 @@ _kvctl() {
             options='--output --color --timeout --runtime-dir --socket --host --context --config --help'
             words='ADVERTISED_HOST_LOOPBACK BAD_PARAMS BETWEEN_STAGES BLOCK_GEOMETRY CHECKSUM_MISMATCH CLAIM_WAIT COMPARING COMPAT_MISMATCH CONNECTOR_REPLACED COPIES_WHILE_POSTING DECODER_REFUSES DESCRIPTOR_STORM DIRECT DISAGGREGATED DOES_NOT_FIT DRAINING ENGINES ENGINE_GONE ENGINE_ID_MISMATCH ENGINE_PARTIAL ENGINE_UNREACHABLE FAIL_OPEN_BUILD FILES FORCED GID HANDSHAKE_ON_PATH HELD_UP IDLE_SOURCES INTERNAL KEYS KEYS_PAIR KEYS_SHARED KEYS_TWICE KEYS_UNREADABLE KEY_EXPECTED KEY_REFUSED KEY_REVOKED KVD KVD-ANSWER-LIMIT KVD-BACKEND KVD-BACKEND-LANDING KVD-BACKEND-METADATA KVD-BACKEND-REFUSED KVD-BACKEND-REGISTER KVD-BACKEND-UNAVAILABLE KVD-BACKEND-UNREACHABLE KVD-BAD-CARD KVD-BAD-ORDER KVD-BAD-PUSH KVD-BAD-QUERY KVD-BUSY KVD-CLIENT KVD-CLIENT-ERROR KVD-CLIENT-PROTOCOL KVD-COMPARE-LIMIT KVD-COMPARE-UNAVAILABLE KVD-CONNECTOR KVD-CONNECTOR-BUILD KVD-CONNECTOR-PARAMS KVD-CONNECTOR-PUSH KVD-CONNECTOR-SETTINGS KVD-CONNECTOR-SUMS KVD-CTL KVD-CTL-CHECK KVD-CTL-PERMISSION KVD-CTL-REFUSED KVD-CTL-TIMEOUT KVD-CTL-UNANSWERED KVD-CTL-UNREACHABLE KVD-CTL-USAGE KVD-DRAINING KVD-ENGINE-CONFLICT KVD-ENGINE-DRAINING KVD-ENGINE-GONE KVD-ENGINE-PARTIAL KVD-ENGINE-UNKNOWN KVD-FORCE-BUSY KVD-FORCE-LATE KVD-FORCE-PART KVD-FORCE-POLICY KVD-FORCE-ROLE KVD-FORCE-UNKNOWN KVD-GEOMETRY KVD-GEOMETRY-BAD KVD-GEOMETRY-LAYER-IN-TWO-GROUPS KVD-GEOMETRY-UNEVEN KVD-GEOMETRY-UNKNOWN-SHAPE KVD-INCOMPATIBLE KVD-INTERNAL KVD-KEY-NOT-TRUSTED KVD-KEY-REVOKED KVD-LEASE-UNKNOWN KVD-LEDGER KVD-NO-ENGINE KVD-NO-WAY-BACK KVD-NOT-DESCRIBED KVD-NOT-HERE KVD-NOT-OWNER KVD-NOT-PERMITTED KVD-NOT-REGISTERED KVD-NOT-TAKEN KVD-NOT-YOUR-ENGINE KVD-ORDER-UNKNOWN KVD-OWN-GENERATION KVD-PEER-ADDRESS KVD-PEER-CARD KVD-PEER-CONTRADICTION KVD-PEER-GENERATION KVD-PEER-PROTOCOL KVD-PEER-UNREACHABLE KVD-PROTOCOL KVD-QUESTION-TOO-LONG KVD-RANK-TAKEN KVD-RANK-UNKNOWN KVD-STOCK-GARBAGE KVD-STOCK-MODEL KVD-STOCK-SILENT KVD-STOCK-UNREACHABLE KVD-TIMEOUT KVD-TOO-LARGE KVD-TOO-MANY KVD-TOO-MANY-READERS KVD-TOPOLOGY KVD-TOPOLOGY-BLOCKS KVD-TOPOLOGY-CHECKSUM KVD-TOPOLOGY-FIELD KVD-TOPOLOGY-LAYER KVD-TOPOLOGY-NOT-COVERED KVD-TOPOLOGY-OWN-ENGINE KVD-TOPOLOGY-TOO-MUCH KVD-TOPOLOGY-UNKNOWN-ENGINE KVD-TRACE KVD-TRACE-BAD KVD-TRACE-CUT KVD-TRACE-LARGE KVD-TRACE-NONE KVD-TRACE-VERSION KVD-UNENCODABLE KVD-UNREACHABLE KVD-WIRE KVD-WIRE-MALFORMED KVD-WIRE-UNKNOWN KVD-WIRE-VERSION KVD-WORKER-AWAY KVD-ZMTP KVD_DRAINING KVD_LOSSES KVD_PACE KVD_SLOW KVD_VERSION LATELY LAYERS_APART LAYOUT_MISMATCH LEASE_ENDED LEDGER_AWAY LEDGER_DAMAGED LISTENER LISTENER_DEAD LOADS_MISS LOAD_FAILURE_FAIL LONG_TAIL MANY_SMALL_COPIES MEMLOCK MISSES MODEL_UNKNOWN MOONCAKE NIXL NOBODY_ASKS NOT_ANSWERED NOT_DISAGGREGATED NOT_KEPT NOT_PUSHED NOT_SHOWN NO_KVD NO_PARAMS OTHER_PARAMS PAIR PAIRS PEERS PEER_AWAY PEER_DOWN PEER_GONE PEER_MEMORY PEER_REFUSED PEER_REINCARNATED PEER_UNTRUSTED PLAN_COST POLICY_FAIL PORT_CLASH PORT_EPHEMERAL PORT_SHARED PORT_TAKEN PORT_TWICE PREFILLER_ENDED PREFILLER_KEEPS_NOTHING PREFILL_ENDED PROMPT_MISMATCH PROMPT_UNCHECKED PTRACE QUEUE_WAIT RANK_NOT_REGISTERED RDMA RDMA_PORT REFUSED REPEATED_READS REQUEST_OVER RETRIES ROLES ROUTER_ASKS_FOR_NO_HANDOVER ROUTER_ASKS_NO_PREFILLER ROUTER_DROPS_PARAMS ROUTER_PASSES_BY SHARED_MEMORY SHUTDOWN SLOW_PATH STOCK_MODEL STOCK_PAIR STRAGGLER TOO_LATE TP_UNSUPPORTED TRANSFERS TRANSFER_FAILED TWO_LIBNL UCX_NO_CUDA UCX_TWO_COPIES UNCLAIMED UNEVEN_LOAD UNKNOWN UNUSED VERSION_SKEW WAITS_FOR_PREFILL WEIGHTS_UNKNOWN WINDOW_PARTIAL_BLOCK WORKER_SILENT' ;;
         leases)
-            options='--engine --unclaimed --sort --fleet --watch --output --color --timeout --runtime-dir --socket --host --context --config --help --yes'
+            options='--engine --unclaimed --filter --sort --fleet --watch --output --color --timeout --runtime-dir --socket --host --context --config --help --yes'
             words='release' ;;
         slow)
             options='--since --engine --peer --backend --last --limit --from --fleet --watch --output --color --timeout --runtime-dir --socket --host --context --config --help'
@@ -184,10 +188,10 @@ _kvctl() {
             options='--from --output --color --timeout --runtime-dir --socket --host --context --config --help'
             words='' ;;
         transfers)
-            options='--last --limit --engine --peer --request --state --code --backend --checksum --since --slower-than --sort --by --from --fleet --watch --output --color --timeout --runtime-dir --socket --host --context --config --help'
+            options='--last --limit --engine --peer --request --state --code --backend --checksum --since --slower-than --filter --sort --by --from --fleet --watch --output --color --timeout --runtime-dir --socket --host --context --config --help'
             words='' ;;
         workers)
-            options='--engine --sort --fleet --watch --output --color --timeout --runtime-dir --socket --host --context --config --help'
+            options='--engine --filter --sort --fleet --watch --output --color --timeout --runtime-dir --socket --host --context --config --help'
             words='' ;;
         describe-topology)
             options='--model --local --to --remote --from --tokens --bandwidth --watch --output --color --timeout --runtime-dir --socket --host --context --config --help'

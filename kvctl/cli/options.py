@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from kvctl.cli.option_kinds import duration
-from kvctl.cli.settings import COLOR_MODES, DRAWINGS, NAMES, OUTPUT_FORMATS, Given, Settings, resolve
+from kvctl.cli.settings import COLOR_MODES, DRAWINGS, FOLDED, NAMES, OUTPUT_FORMATS, Given, Settings, resolve
 
 Watch = Annotated[
     float | None,
@@ -34,10 +34,21 @@ Fleet = Annotated[
     ),
 ]
 
+Filters = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--filter",
+        metavar="COLUMN=VALUE",
+        help="Only rows that have it in that column; * and ? stand for any. May be given again.",
+    ),
+]
+
 DrawnSettings = Annotated[Settings, DRAWINGS]
 """The settings of a command whose answer can also be had as a drawing."""
 ListSettings = Annotated[Settings, NAMES]
 """The settings of a command whose answer is a list of things with names."""
+LongListSettings = Annotated[Settings, (*NAMES, *FOLDED)]
+"""The same where the list may have hundreds of rows."""
 
 
 def _common(drawings: tuple[str, ...]) -> dict[str, inspect.Parameter]:

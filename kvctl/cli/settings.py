@@ -13,7 +13,7 @@ from kvctl.errors import UsageError
 if TYPE_CHECKING:
     from kvd.client.remote import RemoteKvd
 
-OutputFormat = Literal["table", "wide", "json", "jsonl", "yaml", "dot", "mermaid", "svg", "name"]
+OutputFormat = Literal["table", "wide", "json", "jsonl", "yaml", "dot", "mermaid", "svg", "name", "folded"]
 ColorMode = Literal["auto", "always", "never"]
 
 OUTPUT_FORMATS = ("table", "wide", "json", "jsonl", "yaml")
@@ -21,6 +21,10 @@ DRAWINGS = ("dot", "mermaid", "svg")
 """Forms in which only some documents can be had."""
 NAMES = ("name",)
 """The form in which lists can be had: what each item is called, one a line, as other commands take it."""
+FOLDED = ("folded",)
+"""The form in which long lists can be had: rows that are alike as one."""
+TABLES = ("table", "wide", "folded")
+"""Forms for people."""
 COLOR_MODES = get_args(ColorMode)
 KVDS = (
     "state_dir", "log_level", "drain_seconds", "local", "peer", "liveness", "leases", "ledger", "orders", "access",

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Annotated, Any, get_args
 
 import typer
 
 from kvctl import daemon
 from kvctl.cli.option_kinds import choice
-from kvctl.cli.options import Fleet, ListSettings, Watch
+from kvctl.cli.options import Filters, Fleet, LongListSettings, Watch
 from kvctl.cli.settings import Settings
 from kvctl.cli.talk import say
-from kvctl.views.engines import EngineDocument, Engines, endpoint_name, engine_document
+from kvctl.views.engines import EngineDocument, Engines, endpoint_name, engine_columns, engine_document
 from kvctl.views.fleet.engines import FleetEngines, fleet_engine
-from kvctl.views.fleet.unanswered import asked, show_fleet
+from kvctl.views.fleet.unanswered import HOST, asked, show_fleet
 from kvctl.views.output import show_repeatedly
+from kvctl.views.picking import Picking, picking
 from kvd.wire.identity import Role
 from kvd.wire.outcomes import GetOutcomes, OutcomeCount
 from kvd.wire.query import EngineRow
@@ -25,9 +26,11 @@ from kvd.wire.query import EngineRow
 SECTION = "Look"
 EXAMPLES = (
     "kvctl engines -w  # drawn anew every 2 s",
-    "kvctl engines --state partial",
+    "kvctl engines --filter state=partial --sort since",
     "kvctl engines -o name | xargs -n1 kvctl transfers --engine",
 )
+WITHOUT_SERVED = ("table", "folded")
+"""Forms that do not show what became of requests."""
 STATES = ("ready", "partial", "gone", "unreachable")
 SORTS: dict[str, Callable[[EngineDocument], Any]] = {
     "name": lambda one: one.engine_id,
@@ -39,18 +42,16 @@ SORTS: dict[str, Callable[[EngineDocument], Any]] = {
     "leases": lambda one: -one.leases,
 }
 
-Shown = TypeVar("Shown", bound=EngineDocument)
-
 
 @dataclass(frozen=True)
 class _EngineFilter:
-    """Which engines are shown, and in which order; None: all, as they come."""
+    """Which engines are shown; None: all."""
 
     state: str | None
     role: str | None
     model: str | None
     local: bool
-    sort: str | None
+    picking: Picking
 
     def __contains__(self, row: EngineRow) -> bool:
         return (
@@ -61,15 +62,13 @@ class _EngineFilter:
         )
 
     def __str__(self) -> str:
-        return " and ".join(filter(None, (self.state, self.role, self.model, "local" * self.local)))
-
-    def in_order(self, engines: Iterable[Shown]) -> tuple[Shown, ...]:
-        """The engines in the order that was asked for."""
-        return tuple(sorted(engines, key=SORTS[self.sort]) if self.sort else engines)
+        return " and ".join(
+            filter(None, (self.state, self.role, self.model, "local" * self.local, str(self.picking)))
+        )
 
 
-def engines(
-    settings: ListSettings,
+def engines(  # noqa: PLR0913 (options)
+    settings: LongListSettings,
     *,
     state: Annotated[str | None, choice("--state", STATES, help="Only engines in this state.")] = None,
     role: Annotated[str | None, choice("--role", get_args(Role), help="Only engines of this role.")] = None,
@@ -78,7 +77,11 @@ def engines(
         typer.Option("--model", metavar="PATTERN", help="Only of this model; * and ? stand for any."),
     ] = None,
     local: Annotated[bool, typer.Option("--local", help="Only engines of this host.")] = False,
-    sort: Annotated[str | None, choice("--sort", SORTS, help="Which come first. [local ones]")] = None,
+    filters: Filters = None,
+    sort: Annotated[
+        str | None,
+        typer.Option("--sort", metavar="COLUMN", help="Which come first; also newest. [local ones]"),
+    ] = None,
     fleet: Fleet = False,
     watch: Watch = None,
 ) -> None:
@@ -88,25 +91,28 @@ def engines(
     and the engines whose handshake is done. With --fleet each engine of all known hosts, as its own kvd sees it, and
     what all have in common stands above; exit code 4 where some hosts did not answer.
     """
-    wanted = _EngineFilter(state, role, model, local or fleet, sort)
+    columns = [*engine_columns((), wide=True), *([HOST] if fleet else [])]
+    wanted = _EngineFilter(state, role, model, local or fleet, picking(columns, filters, sort, SORTS))
 
     def fetch() -> Engines:
         rows = daemon.engines(settings)
         if unseen := sum(row.hidden for row in rows):
             names = "engines of other users with their names and states alone"
             say(daemon.hidden(unseen, names))
-        shown = [row for row in rows if row in wanted]
+        served = {} if settings.output in WITHOUT_SERVED else _served(settings)
+        documents = (
+            engine_document(row, served.get(row.engine.engine_id, ()) if row.local else ())
+            for row in rows
+            if row in wanted
+        )
+        shown = wanted.picking.of(documents)
         if not shown and watch is None:
             say(
                 f"none of the {len(rows)} engines that kvd knows is {wanted}"
                 if rows
                 else "kvd knows no engine; kvctl doctor says what an engine needs"
             )
-        served = {} if settings.output == "table" else _served(settings)
-        documents = (
-            engine_document(row, served.get(row.engine.engine_id, ()) if row.local else ()) for row in shown
-        )
-        return Engines(engines=wanted.in_order(documents))
+        return Engines(engines=shown)
 
     if fleet:
         show_fleet(lambda: _fleet(settings, wanted), settings, watch)
@@ -117,12 +123,12 @@ def engines(
 def _fleet(settings: Settings, wanted: _EngineFilter) -> FleetEngines:
     def fetch(of_host: Settings) -> list[tuple[EngineRow, tuple[OutcomeCount, ...]]]:
         rows = [row for row in daemon.engines(of_host) if row in wanted]
-        served = {} if settings.output == "table" else _served(of_host)
+        served = {} if settings.output in WITHOUT_SERVED else _served(of_host)
         return [(row, served.get(row.engine.engine_id, ())) for row in rows]
 
     found = daemon.fleet(settings, fetch)
     return FleetEngines(
-        engines=wanted.in_order(
+        engines=wanted.picking.of(
             fleet_engine(host, engine_document(row, lately))
             for host, rows in found.answers.items()
             for row, lately in rows

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Annotated
 
 import msgspec
+import typer
 
 from kvctl import daemon
 from kvctl.cli.option_kinds import choice
-from kvctl.cli.options import Fleet, ListSettings, Watch
+from kvctl.cli.options import Filters, Fleet, LongListSettings, Watch
 from kvctl.cli.parsing import near_misses, typed_duration
 from kvctl.cli.talk import say
 from kvctl.errors import UsageError
@@ -18,10 +20,11 @@ from kvctl.ledger.known import refuse_unknown
 from kvctl.ledger.rows import rows
 from kvctl.ledger.statistics import ORDERS
 from kvctl.views.fleet.transfers import FleetGroups, FleetTransfers, fleet_transfer
+from kvctl.views.fleet.unanswered import HOST, show_fleet
 from kvctl.views.fleet.unanswered import asked as of_fleet
-from kvctl.views.fleet.unanswered import show_fleet
 from kvctl.views.output import show_repeatedly
-from kvctl.views.transfers.document import Transfers, transfer_document
+from kvctl.views.picking import Picking, picking
+from kvctl.views.transfers.document import TransferDocument, Transfers, transfer_columns, transfer_document
 from kvctl.views.transfers.groups import GROUPINGS, TransferGroups, grouped
 from kvd.backends.registry import ADAPTERS
 from kvd.wire.transfer import ListTransfers, TransferList
@@ -32,13 +35,14 @@ EXAMPLES = (
     "kvctl transfers --by pair --since 10m",
     "kvctl transfers --engine decode-0 --sort slowest -n 5",
 )
-SORTS = tuple(ORDERS)
+AS_THEY_COME: dict[str, Callable[[TransferDocument], int]] = dict.fromkeys(ORDERS, lambda _: 0)
+"""Orders in which kvd itself gives them."""
 LAST, LAST_GROUPED = 20, 10_000
 ELSEWHERE = "it has what engines of this host loaded; what a prefiller here gave is in the ledger of the decoder's host"
 
 
 def transfers(  # noqa: PLR0913 (options)
-    settings: ListSettings,
+    settings: LongListSettings,
     *,
     last: Annotated[
         int | None, options.last_option(f"At most so many. [{LAST}; with --by the newest {LAST_GROUPED}]")
@@ -52,7 +56,13 @@ def transfers(  # noqa: PLR0913 (options)
     checksum: options.Checksum = None,
     since: options.Since = None,
     slower_than: options.SlowerThan = None,
-    sort: Annotated[str, choice("--sort", SORTS, help="Which come first.")] = "newest",
+    filters: Filters = None,
+    sort: Annotated[
+        str,
+        typer.Option(
+            "--sort", metavar="COLUMN", help="Which come first; also newest, slowest, largest. [newest]"
+        ),
+    ] = "newest",
     by: Annotated[
         str | None, choice("--by", GROUPINGS, help="Count them together, one line for each.")
     ] = None,
@@ -78,8 +88,11 @@ def transfers(  # noqa: PLR0913 (options)
         since=since,
         slower_than=slower_than,
     )
-    asked = msgspec.structs.replace(asked, order=sort)
-    wanted = last or (LAST_GROUPED if by else LAST)
+    columns = [*transfer_columns((), wide=True), *([HOST] if fleet else [])]
+    wanted = picking(columns, filters, sort, AS_THEY_COME)
+    asked = msgspec.structs.replace(asked, order=sort if sort in ORDERS else "newest")
+    most = last or (LAST_GROUPED if by else LAST)
+    looked_at = max(most, LAST_GROUPED) if wanted else most
     seen = 0
 
     def fetch() -> Transfers | TransferGroups:
@@ -87,24 +100,26 @@ def transfers(  # noqa: PLR0913 (options)
         follow = watch is not None and settings.output == "jsonl" and not by
         since_then = msgspec.structs.replace(asked, after=seen if follow else 0)
         answer = rows(
-            settings, since_then, LAST_GROUPED if follow and seen else wanted, source, checksum or ""
+            settings, since_then, LAST_GROUPED if follow and seen else looked_at, source, checksum or ""
         )
         if not answer.rows and watch is None:
             refuse_unknown(settings, source, engine, peer)
-        if not answer.rows and not seen and (told := _nothing(asked, checksum, source, answer)):
+        documents = wanted.of(transfer_document(row) for row in answer.rows)
+        if not documents and not seen and (told := _nothing(asked, checksum, source, answer, wanted)):
             say(told)
         if by:
-            return grouped(answer, by)
-        found = answer.rows
+            return grouped(_those(answer, documents), by)
         if follow:
             # Lines that follow each other read best in the order of events.
-            found = tuple(reversed(found))
-            seen = max((seen, *(row.seq for row in found)))
-        return Transfers(total=answer.total, transfers=tuple(transfer_document(row) for row in found))
+            documents = documents[::-1]
+            seen = max((seen, *(row.seq for row in answer.rows)))
+        elif wanted:
+            documents = documents[:most]
+        return Transfers(total=answer.total, transfers=documents)
 
     def fetch_all() -> FleetTransfers | FleetGroups:
-        found = daemon.fleet(settings, lambda one: rows(one, asked, wanted, checksum=checksum or ""))
-        return _whole(found, sort, wanted, by)
+        found = daemon.fleet(settings, lambda one: rows(one, asked, looked_at, checksum=checksum or ""))
+        return _whole(found, asked.order, wanted, most, by)
 
     if fleet:
         show_fleet(fetch_all, settings, watch)
@@ -113,7 +128,7 @@ def transfers(  # noqa: PLR0913 (options)
 
 
 def _whole(
-    found: FleetAnswers[TransferList], sort: str, wanted: int, by: str | None
+    found: FleetAnswers[TransferList], sort: str, wanted: Picking, most: int, by: str | None
 ) -> FleetTransfers | FleetGroups:
     """The first rows of all ledgers together. Numbers of different ledgers do not compare: newest is by the clock."""
     every = [(host, row) for host, answer in found.answers.items() for row in answer.rows]
@@ -122,17 +137,27 @@ def _whole(
     else:
         every.sort(key=lambda one: ORDERS[sort](one[1]))
     total = sum(answer.total for answer in found.answers.values())
-    more = len(every) > wanted or any(answer.more for answer in found.answers.values())
-    first = every[:wanted]
+    documents = wanted.of(fleet_transfer(host, transfer_document(row)) for host, row in every)
+    more = len(documents) > most or any(answer.more for answer in found.answers.values())
     if by:
-        answer = TransferList(rows=tuple(row for _, row in first), total=total, more=more)
+        kept = {(one.host, one.seq) for one in documents[:most]}
+        first = tuple(row for host, row in every if (host, row.seq) in kept)
+        answer = TransferList(rows=first, total=total, more=more)
         return FleetGroups(groups=grouped(answer, by), **of_fleet(found))
-    documents = (fleet_transfer(host, transfer_document(row)) for host, row in first)
-    return FleetTransfers(total=total, transfers=tuple(documents), **of_fleet(found))
+    return FleetTransfers(total=total, transfers=documents[:most], **of_fleet(found))
 
 
-def _nothing(asked: ListTransfers, checksum: str | None, source: str, answer: TransferList) -> str:
+def _those(answer: TransferList, documents: Iterable[TransferDocument]) -> TransferList:
+    kept = {one.seq for one in documents}
+    return msgspec.structs.replace(answer, rows=tuple(row for row in answer.rows if row.seq in kept))
+
+
+def _nothing(
+    asked: ListTransfers, checksum: str | None, source: str, answer: TransferList, wanted: Picking
+) -> str:
     """What was looked for in vain, and what to look for instead; empty where all else is said already."""
+    if answer.rows:
+        return f"none of the first {len(answer.rows)} transfers has {wanted}"
     where = f"trace {source!r}" if source else "the ledger"
     if not answer.total:
         return (

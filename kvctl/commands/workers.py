@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Annotated, Any, TypeVar
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
 
 from kvctl import daemon
-from kvctl.cli.option_kinds import choice
-from kvctl.cli.options import Fleet, ListSettings, Watch
+from kvctl.cli.options import Filters, Fleet, LongListSettings, Watch
 from kvctl.cli.settings import Settings
 from kvctl.cli.talk import say
 from kvctl.views.engines import endpoint_name
-from kvctl.views.fleet.unanswered import asked, show_fleet
+from kvctl.views.fleet.unanswered import HOST, asked, show_fleet
 from kvctl.views.fleet.workers import FleetWorkers, fleet_worker
 from kvctl.views.output import show_repeatedly
-from kvctl.views.workers import Worker, Workers, worker_document
+from kvctl.views.picking import Picking, picking
+from kvctl.views.workers import Worker, Workers, worker_columns, worker_document
 
 SECTION = "Look"
 EXAMPLES = (
@@ -31,16 +31,17 @@ SORTS: dict[str, Callable[[Worker], Any]] = {
     "memory": lambda one: -one.registered_bytes,
 }
 
-Shown = TypeVar("Shown", bound=Worker)
-
 
 def workers(
-    settings: ListSettings,
+    settings: LongListSettings,
     *,
     engine: Annotated[
         str | None, typer.Option("--engine", "-e", metavar="ENGINE", help="Only workers of this engine.")
     ] = None,
-    sort: Annotated[str | None, choice("--sort", SORTS, help="Which come first. [engine by engine]")] = None,
+    filters: Filters = None,
+    sort: Annotated[
+        str | None, typer.Option("--sort", metavar="COLUMN", help="Which come first. [engine by engine]")
+    ] = None,
     fleet: Fleet = False,
     watch: Watch = None,
 ) -> None:
@@ -50,24 +51,27 @@ def workers(
     knows no engine of that id, unless it is waited for with --watch. With --fleet those of all known hosts; exit code 4
     where some did not answer.
     """
+    columns = [*worker_columns((), wide=True), *([HOST] if fleet else [])]
+    wanted = picking(columns, filters, sort, SORTS)
 
     def fetch() -> Workers:
         rows = daemon.workers(settings)
         if unseen := sum(row.hidden for row in rows):
             names = "workers and schedulers of other users with their names and states alone"
             say(daemon.hidden(unseen, names))
-        found = _in_order(sort, (worker_document(row) for row in rows if engine in (None, row.engine_id)))
+        every = [worker_document(row) for row in rows if engine in (None, row.engine_id)]
+        found = wanted.of(every)
         if not found and watch is None:
-            say(_why_none(settings, engine))
+            say(f"none of {len(every)} has {wanted}" if every else _why_none(settings, engine))
         return Workers(workers=found)
 
     if fleet:
-        show_fleet(lambda: _fleet(settings, engine, sort), settings, watch)
+        show_fleet(lambda: _fleet(settings, engine, wanted), settings, watch)
     else:
         show_repeatedly(fetch, settings, watch)
 
 
-def _fleet(settings: Settings, engine: str | None, sort: str | None) -> FleetWorkers:
+def _fleet(settings: Settings, engine: str | None, wanted: Picking) -> FleetWorkers:
     found = daemon.fleet(settings, daemon.workers)
     every = (
         fleet_worker(host, worker_document(row))
@@ -75,11 +79,7 @@ def _fleet(settings: Settings, engine: str | None, sort: str | None) -> FleetWor
         for row in rows
         if engine in (None, row.engine_id) and (row.at is None or str(row.at) not in found.answers)
     )
-    return FleetWorkers(workers=_in_order(sort, every), **asked(found))
-
-
-def _in_order(sort: str | None, workers: Iterable[Shown]) -> tuple[Shown, ...]:
-    return tuple(sorted(workers, key=SORTS[sort]) if sort else workers)
+    return FleetWorkers(workers=wanted.of(every), **asked(found))
 
 
 def _why_none(settings: Settings, engine: str | None) -> str:

@@ -16,7 +16,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from kvctl.views.screen import Cell, Indented, Part, Styled, TextTable
+from kvctl.views.screen import Cell, Foldable, Indented, Part, Styled, TextTable
 from kvd.shown import escaped
 
 if TYPE_CHECKING:
@@ -59,6 +59,8 @@ def as_text(screen: Part, width: int) -> Text:
 def _lines(part: Part, console: Console, indent: int = 0) -> Iterator[Text]:
     if isinstance(part, TextTable):
         yield from _columns(part, console) if part.headers else _pairs(part, console)
+    elif isinstance(part, Foldable):
+        yield from _lines(part.whole, console)
     elif isinstance(part, Indented):
         yield from _lines(part.text, console, _GAP)
     elif callable(part):

@@ -10,8 +10,9 @@ from msgspec import Meta, Struct
 
 from kvctl.cli.numbers import age
 from kvctl.cli.units import Count, RankName, Scalar, Time, filled
+from kvctl.views.folded.rows import listing
 from kvctl.views.registry import View, moment, named
-from kvctl.views.screen import Column, Part, number, sizes, state, table
+from kvctl.views.screen import Column, Part, measure, names, number, sizes, state
 from kvd.addresses import join_address
 from kvd.wire.identity import Endpoint, Role
 from kvd.wire.outcomes import OutcomeCount
@@ -84,22 +85,22 @@ def engine_document(row: EngineRow, lately: tuple[OutcomeCount, ...] = ()) -> En
 
 def engines_screen(body: Engines, wide: bool) -> Part:
     """One engine a line."""
-    return table(body.engines, *engine_columns(body.engines, wide))
+    return listing(body.engines, *engine_columns(body.engines, wide))
 
 
 def engine_columns(engines: Sequence[EngineDocument], wide: bool) -> list[Column[Any]]:
     """The columns of engines, the name first; the reason is one as soon as one engine has one."""
     reasons = wide or any(engine.reason for engine in engines)
     return [
-        Column("ENGINE", lambda e: e.engine_id),
+        names("ENGINE", lambda e: e.engine_id),
         Column("MODEL", lambda e: e.model),
         Column("ROLE", lambda e: e.role),
         Column("STATE", lambda e: state("draining" if e.draining and e.state == "ready" else e.state)),
         number("RANKS", lambda e: f"{len(e.ranks)}/{e.world_size}"),
         Column("SHAPE", lambda e: sizes(tp=e.tp, pp=e.pp, dcp=e.dcp)),
-        number("SINCE", lambda e: age(e.since)),
-        Column("GENERATION", lambda e: e.generation or "-", wide),
-        Column("PLACE", lambda e: e.endpoint or e.place, wide),
+        measure("SINCE", lambda e: age(e.since), lambda e: -e.since.timestamp()),
+        names("GENERATION", lambda e: e.generation or "-", wide),
+        names("PLACE", lambda e: e.endpoint or e.place, wide),
         number("GROUPS", lambda e: e.groups, wide),
         Column("SCHEDULER", lambda e: "yes" if e.scheduler else "no", wide),
         Column("POLICY", lambda e: e.policy or "-", wide),

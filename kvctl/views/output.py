@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from kvctl.cli import numbers
-from kvctl.cli.settings import Settings
+from kvctl.cli.settings import TABLES, Settings
 from kvctl.cli.talk import plain_lines
+from kvctl.views.folded.rows import settled
 from kvctl.views.registry import lines, view_of, wrapped
 from kvctl.views.screen import Part, marked
 from kvd.shown import has_controls, in_json
@@ -39,7 +40,7 @@ def show_repeatedly(fetch: Callable[[], Body], settings: Settings, every: float 
         if every is None:
             show(body, settings)
             return body
-        if settings.output in ("table", "wide"):
+        if settings.output in TABLES:
             now = _screen(body, settings)
             sys.stdout.write(
                 _over(now, before, settings) if sys.stdout.isatty() else _page(now, before, settings)
@@ -77,7 +78,10 @@ def _screen(body: msgspec.Struct, settings: Settings) -> Part:
     view = view_of(body)
     if view.screen is None:
         raise TypeError(f"{view.struct.__name__} has no screen")
-    return view.screen(body, settings.output == "wide")
+    by_itself = settings.output == "table" and sys.stdout.isatty()
+    return settled(
+        view.screen(body, settings.output == "wide"), always=settings.output == "folded", by_itself=by_itself
+    )
 
 
 def text_of(body: msgspec.Struct, settings: Settings) -> str:

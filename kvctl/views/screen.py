@@ -6,8 +6,9 @@ Views are made of these, so that a view needs no library of the terminal and JSO
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 
 class Styled(NamedTuple):
@@ -34,18 +35,50 @@ class TextTable(NamedTuple):
 Item = TypeVar("Item")
 
 
+Fold = Literal["same", "names", "span"]
+
+
 class Column(NamedTuple, Generic[Item]):
-    """One column of a table: its header, and the cell of an item; None is shown as a dash."""
+    """One column of a table: its header, and the cell of an item; None is shown as a dash.
+
+    ``by`` is what rows are sorted by, where the cell's text says it badly: None for an item that has nothing there.
+    ``fold`` is what becomes of it where rows are folded: rows must have the ``same``, become a set of ``names``, or the
+    ``span`` from the least to the greatest.
+    """
 
     header: str
     of: Callable[[Item], Cell | int | None]
     shown: bool = True
     right: bool = False
+    fold: Fold = "same"
+    by: Callable[[Item], Any] | None = None
 
 
-def number(header: str, of: Callable[[Item], Cell | int | None], shown: bool = True) -> Column[Item]:
+def number(
+    header: str,
+    of: Callable[[Item], Cell | int | None],
+    shown: bool = True,
+    *,
+    fold: Fold = "same",
+    by: Callable[[Item], Any] | None = None,
+) -> Column[Item]:
     """A column of numbers, aligned at the right."""
-    return Column(header, of, shown, right=True)
+    return Column(header, of, shown, right=True, fold=fold, by=by)
+
+
+def names(header: str, of: Callable[[Item], Cell | int | None], shown: bool = True) -> Column[Item]:
+    """A column of what names or numbers a row: where rows are folded it becomes a set."""
+    return Column(header, of, shown, fold="names")
+
+
+def measure(
+    header: str,
+    of: Callable[[Item], Cell | int | None],
+    by: Callable[[Item], Any],
+    shown: bool = True,
+) -> Column[Item]:
+    """A column of measures, numbers that are sorted by ``by``: where rows are folded it becomes a span."""
+    return Column(header, of, shown, right=True, fold="span", by=by)
 
 
 def table(items: Iterable[Item], *columns: Column[Item]) -> TextTable:
@@ -53,15 +86,35 @@ def table(items: Iterable[Item], *columns: Column[Item]) -> TextTable:
     shown = [column for column in columns if column.shown]
     return TextTable(
         [column.header for column in shown],
-        [[_cell(column.of(item)) for column in shown] for item in items],
+        [[cell_of(column.of(item)) for column in shown] for item in items],
         [column.header for column in shown if column.right],
     )
 
 
-def _cell(value: Cell | int | None) -> Cell:
+def cell_of(value: Cell | int | None) -> Cell:
+    """What a column says of an item, as it is shown."""
     if value is None:
         return "-"
     return str(value) if isinstance(value, int) else value
+
+
+def plain(cell: Cell) -> str:
+    """The text of a cell."""
+    return cell.text if isinstance(cell, Styled) else cell
+
+
+def natural(text: str) -> tuple[tuple[bool, int, str], ...]:
+    """What texts are sorted by so that ``decode-2`` comes before ``decode-10``."""
+    parts = re.split(r"([0-9]{1,18})", text)
+    return tuple((at % 2 == 0, int(part) if at % 2 else 0, part) for at, part in enumerate(parts))
+
+
+class Foldable(NamedTuple):
+    """A part of ``length`` rows that can also be had ``folded``: `kvctl.views.folded.rows` says when."""
+
+    whole: Part
+    folded: Callable[[], Part]
+    length: int
 
 
 class Indented(NamedTuple):
@@ -70,7 +123,7 @@ class Indented(NamedTuple):
     text: str
 
 
-Part = Cell | tuple[Cell, ...] | TextTable | Indented | Sequence["Part"] | Callable[[int], "Part"]
+Part = Cell | tuple[Cell, ...] | TextTable | Indented | Foldable | Sequence["Part"] | Callable[[int], "Part"]
 """A line; the pieces of one as a tuple; a table; a list of parts, one below the other; a function of the width."""
 
 STATE_STYLES = {
@@ -159,14 +212,14 @@ def _compared(now: TextTable, before: TextTable) -> TextTable:
         if old is None:
             rows.append([_with_mark(cell) for cell in row])
         elif not now.headers:
-            rows.append([row[0], _compare(row[1], old[1], passing=_plain(row[0]) in PASSING_FACTS)])
+            rows.append([row[0], _compare(row[1], old[1], passing=plain(row[0]) in PASSING_FACTS)])
         else:
             rows.append(
                 [
                     _compare(
                         cell,
                         old[same[header]] if header in same else "",
-                        passing=header in PASSING or _plain(row[0]) in PASSING_FACTS,
+                        passing=header in PASSING or plain(row[0]) in PASSING_FACTS,
                     )
                     for header, cell in zip(now.headers, row, strict=True)
                 ]
@@ -179,19 +232,15 @@ def _key(
 ) -> tuple[str, ...]:
     """The cells that name a row, also where its table has other columns beside."""
     if not headers:
-        return (_plain(row[0]),)
+        return (plain(row[0]),)
     at = {header: number for number, header in enumerate(headers)}
-    return tuple(_plain(row[at[wanted[name]]]) for name in names if wanted[name] in at)
+    return tuple(plain(row[at[wanted[name]]]) for name in names if wanted[name] in at)
 
 
 def _compare(now: Cell, before: Cell, *, passing: bool) -> Cell:
-    return now if passing or _plain(now) == _plain(before) else _with_mark(now)
+    return now if passing or plain(now) == plain(before) else _with_mark(now)
 
 
 def _with_mark(cell: Cell) -> Cell:
     style = cell.style if isinstance(cell, Styled) else ""
-    return Styled(_plain(cell), f"{style} {MARK}".strip())
-
-
-def _plain(cell: Cell) -> str:
-    return cell.text if isinstance(cell, Styled) else cell
+    return Styled(plain(cell), f"{style} {MARK}".strip())

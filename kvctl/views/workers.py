@@ -9,8 +9,9 @@ from msgspec import Meta, Struct
 
 from kvctl.cli.numbers import age, size, span
 from kvctl.cli.units import Bytes, Count, RankName, Seconds, Time, filled
+from kvctl.views.folded.rows import listing
 from kvctl.views.registry import View, moment, named
-from kvctl.views.screen import Column, Part, number, state, table
+from kvctl.views.screen import Column, Part, measure, names, number, state
 from kvd.wire.query import WorkerRow
 
 
@@ -56,7 +57,7 @@ def worker_document(row: WorkerRow) -> Worker:
 
 def workers_screen(body: Workers, wide: bool) -> Part:
     """One process a line."""
-    return table(body.workers, *worker_columns(body.workers, wide))
+    return listing(body.workers, *worker_columns(body.workers, wide))
 
 
 def worker_columns(workers: Sequence[Worker], wide: bool) -> list[Column[Any]]:
@@ -64,18 +65,22 @@ def worker_columns(workers: Sequence[Worker], wide: bool) -> list[Column[Any]]:
     afar = any(worker.at for worker in workers)
     reasons = wide or any(worker.reason for worker in workers)
     return [
-        Column("ENGINE", lambda w: w.engine_id),
-        Column("RANK", lambda w: w.rank or w.client),
-        number("PID", lambda w: w.pid),
-        Column("AT", lambda w: w.at or "-", afar),
+        names("ENGINE", lambda w: w.engine_id),
+        names("RANK", lambda w: w.rank or w.client),
+        measure("PID", lambda w: w.pid, lambda w: w.pid),
+        names("AT", lambda w: w.at or "-", afar),
         Column("STATE", lambda w: state(w.state)),
-        number("HEARD", lambda w: span(w.heartbeat_age)),
+        measure("HEARD", lambda w: span(w.heartbeat_age), lambda w: w.heartbeat_age),
         Column("BACKEND", lambda w: w.backend or "-"),
-        number("MEMORY", lambda w: size(w.registered_bytes) if w.rank else "-"),
+        measure(
+            "MEMORY",
+            lambda w: size(w.registered_bytes) if w.rank else "-",
+            lambda w: w.registered_bytes if w.rank else None,
+        ),
         number("REGIONS", lambda w: w.regions if w.rank else "-", wide),
-        number("REGISTERED", lambda w: age(w.registered), wide),
-        Column("INCARNATION", lambda w: w.incarnation, wide),
-        Column("REASON", lambda w: w.reason or "-", reasons),
+        measure("REGISTERED", lambda w: age(w.registered), lambda w: -w.registered.timestamp(), wide),
+        names("INCARNATION", lambda w: w.incarnation, wide),
+        names("REASON", lambda w: w.reason or "-", reasons),
     ]
 
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from kvctl.views.demo import Demo, DemoRequest
 from kvctl.views.doctor import Check, doctor_document
 from kvctl.views.first_aid.bundle import Bundle, Bundled
+from kvctl.views.fleet.engines import FleetEngine, FleetEngines
+from kvctl.views.fleet.unanswered import UnansweredHost
 from kvctl.views.measuring.benchmark import Benchmark, Ceiling, Measurement, Quantiles, Warned
 from kvctl.views.measuring.replay import LeftOut, RecordedFigures, Replay, Variant
 from kvctl.views.probe import Probe
 from kvctl.views.setting_up.ports import ListeningSocket, PortFinding, Ports
 from kvctl.views.topology.document import Topology
 from kvctl.views.verification import Verification, VerifiedRun
+from kvd.wire.identity import Role
 
 BEGAN = datetime(2026, 11, 18, 11, 0, tzinfo=UTC)
 DOCTOR = doctor_document(
@@ -281,6 +284,48 @@ PROBE = Probe(
     message="",
     hint="",
 )
+ROLES: tuple[tuple[Role, int], ...] = (("decode", 400), ("prefill", 100))
+LARGE = FleetEngines(
+    hosts=64,
+    unanswered=(
+        UnansweredHost(
+            host="10.0.0.9:7766",
+            code="KVD-TIMEOUT",
+            reason="the kvd at 10.0.0.9:7766 did not answer in time",
+            hint="",
+        ),
+    ),
+    engines=tuple(
+        FleetEngine(
+            engine_id=f"{role}-{n}",
+            generation=f"{n:016x}",
+            model="Qwen/Qwen3-8B",
+            role=role,
+            tp=2,
+            pp=1,
+            dcp=1,
+            groups=1,
+            place="local",
+            state="partial" if n == 77 else "ready",
+            since=BEGAN + timedelta(seconds=n % 9),
+            world_size=2,
+            ranks=("tp0",) if n == 77 else ("tp0", "tp1"),
+            scheduler=True,
+            policy="recompute",
+            leases=0,
+            endpoint=None,
+            served={},
+            peers=(),
+            compatibility_class="",
+            draining=False,
+            reason="1 of 2 workers is missing" if n == 77 else "",
+            facts={},
+            host=f"10.0.0.{n % 64 + 10}:7766",
+        )
+        for role, count in ROLES
+        for n in range(count)
+    ),
+)
 DOCUMENTS = {
     "doctor": DOCTOR,
     "ports": PORTS,
@@ -290,5 +335,6 @@ DOCUMENTS = {
     "demo": DEMO,
     "verify": VERIFICATION,
     "probe": PROBE,
+    "engines": LARGE,
 }
 """By the command that prints them."""

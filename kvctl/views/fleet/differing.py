@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
-from kvctl.views.screen import Cell, Column, Part, Styled, TextTable, table
+from kvctl.views.folded.rows import COUNT, listing
+from kvctl.views.screen import Column, Foldable, Part, TextTable, plain
 
 Item = TypeVar("Item")
 
@@ -13,13 +14,17 @@ LEAST = 3
 """Items from which on it is worth it."""
 
 
-def differing(items: Sequence[Item], *columns: Column[Item], whole: bool = False) -> list[Part]:
+def differing(items: Sequence[Item], *columns: Column[Item], whole: bool = False) -> Foldable:
     """One item a line. The first column always stands, and all of them where the table is to be ``whole``."""
-    made = table(items, *columns)
-    if whole or len(made.rows) < LEAST:
-        return [made]
-    cells = [{_plain(row[at]) for row in made.rows} for at in range(len(made.headers))]
-    alike = [at for at in range(1, len(made.headers)) if len(cells[at]) == 1]
+    return listing(items, *columns, build=None if whole else _slim)
+
+
+def _slim(made: TextTable, count: int) -> Part:
+    if count < LEAST:
+        return made
+    cells = [{plain(row[at]) for row in made.rows} for at in range(len(made.headers))]
+    standing = [at for at, header in enumerate(made.headers) if not at or header == COUNT]
+    alike = [at for at in range(1, len(made.headers)) if len(cells[at]) == 1 and at not in standing]
     kept = [at for at in range(len(made.headers)) if at not in alike]
     shared = ", ".join(
         f"{made.headers[at]} {next(iter(cells[at]))}" for at in alike if cells[at] not in ({"-"}, {""})
@@ -30,8 +35,4 @@ def differing(items: Sequence[Item], *columns: Column[Item], whole: bool = False
         [[row[at] for at in kept] for row in made.rows],
         [header for header in made.right if header in headers],
     )
-    return [f"all {len(made.rows)}: {shared}", "", slim] if shared else [slim]
-
-
-def _plain(cell: Cell) -> str:
-    return cell.text if isinstance(cell, Styled) else cell
+    return [f"all {count}: {shared}", "", slim] if shared else [slim]

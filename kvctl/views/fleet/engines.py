@@ -9,9 +9,9 @@ from msgspec import Meta
 from kvctl.cli.units import filled
 from kvctl.views.engines import EngineDocument, engine_columns
 from kvctl.views.fleet.differing import differing
-from kvctl.views.fleet.unanswered import FleetOf, unanswered_screen
+from kvctl.views.fleet.unanswered import HOST, FleetOf, unanswered_screen
 from kvctl.views.registry import View, named
-from kvctl.views.screen import Column, Part
+from kvctl.views.screen import Part
 
 
 class FleetEngine(EngineDocument, frozen=True, kw_only=True):
@@ -35,7 +35,7 @@ def fleet_engines_screen(body: FleetEngines, wide: bool) -> Part:
     """One engine a line, with the columns in which they differ, all of them when wide."""
     name, *others = engine_columns(body.engines, wide)
     return [
-        *differing(body.engines, name, Column("HOST", lambda one: one.host), *others, whole=wide),
+        differing(body.engines, name, HOST, *others, whole=wide),
         *unanswered_screen(body.unanswered),
     ]
 

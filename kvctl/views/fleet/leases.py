@@ -8,10 +8,10 @@ from msgspec import Meta
 
 from kvctl.cli.units import filled
 from kvctl.views.fleet.differing import differing
-from kvctl.views.fleet.unanswered import FleetOf, unanswered_screen
+from kvctl.views.fleet.unanswered import HOST, FleetOf, unanswered_screen
 from kvctl.views.registry import View
 from kvctl.views.running.leases import LeaseDocument, lease_columns, lease_names
-from kvctl.views.screen import Column, Part
+from kvctl.views.screen import Part
 
 
 class FleetLease(LeaseDocument, frozen=True, kw_only=True):
@@ -35,7 +35,7 @@ def fleet_leases_screen(body: FleetLeases, wide: bool) -> Part:
     """One side of a lease a line, with the columns in which they differ, all of them when wide."""
     owner, request, *others = lease_columns(wide)
     return [
-        *differing(body.leases, owner, request, Column("HOST", lambda one: one.host), *others, whole=wide),
+        differing(body.leases, owner, request, HOST, *others, whole=wide),
         *unanswered_screen(body.unanswered),
     ]
 

@@ -66,7 +66,7 @@ def fleet_slow_screen(body: FleetSlow, wide: bool) -> Part:
     return [
         f"{body.looked_at} transfers{older}",
         "",
-        *differing(body.pairs, remote, Column("HOST", lambda one: one.host), *others, whole=wide),
+        differing(body.pairs, remote, Column("HOST", lambda one: one.host), *others, whole=wide),
         *findings_screen(body.findings),
         *unanswered_screen(body.unanswered),
     ]

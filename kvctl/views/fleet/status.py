@@ -88,7 +88,7 @@ def fleet_status_screen(body: FleetStatus, wide: bool) -> Part:
     """One kvd a line, with the columns in which they differ, all of them when wide."""
     troubles = wide or any(one.trouble for one in body.kvds)
     return [
-        *differing(
+        differing(
             body.kvds,
             Column("HOST", lambda one: one.host),
             Column("KVD", lambda one: one.kvd_id, wide),

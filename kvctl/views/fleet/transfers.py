@@ -7,9 +7,10 @@ from typing import Annotated
 from msgspec import Meta
 
 from kvctl.cli.units import Count, filled
-from kvctl.views.fleet.unanswered import FleetOf, unanswered_screen
+from kvctl.views.fleet.unanswered import HOST, FleetOf, unanswered_screen
+from kvctl.views.folded.rows import listing
 from kvctl.views.registry import View, named
-from kvctl.views.screen import Column, Part, table
+from kvctl.views.screen import Part
 from kvctl.views.transfers.document import TransferDocument, transfer_columns
 from kvctl.views.transfers.groups import TransferGroups, transfer_groups_screen
 
@@ -42,7 +43,7 @@ def fleet_transfers_screen(body: FleetTransfers, wide: bool) -> Part:
     """One transfer a line."""
     started, *others = transfer_columns(body.transfers, wide)
     return [
-        table(body.transfers, started, Column("HOST", lambda one: one.host), *others),
+        listing(body.transfers, started, HOST, *others),
         *unanswered_screen(body.unanswered),
     ]
 

@@ -12,8 +12,10 @@ from kvctl.cli.units import Count
 from kvctl.errors import HostsUnanswered
 from kvctl.fleet.asking import FleetAnswers, NotAnswered
 from kvctl.views.output import show_repeatedly
-from kvctl.views.screen import Column, Part, Styled, table
+from kvctl.views.screen import Column, Part, Styled, names, table
 
+HOST: Column[Any] = names("HOST", lambda one: one.host)
+"""The column that says whose row it is."""
 MOST_NAMED = 8
 """Hosts that the last line names; the document has all."""
 

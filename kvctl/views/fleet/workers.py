@@ -8,9 +8,9 @@ from msgspec import Meta
 
 from kvctl.cli.units import filled
 from kvctl.views.fleet.differing import differing
-from kvctl.views.fleet.unanswered import FleetOf, unanswered_screen
+from kvctl.views.fleet.unanswered import HOST, FleetOf, unanswered_screen
 from kvctl.views.registry import View, named
-from kvctl.views.screen import Column, Part
+from kvctl.views.screen import Part
 from kvctl.views.workers import Worker, worker_columns, worker_name
 
 
@@ -35,7 +35,7 @@ def fleet_workers_screen(body: FleetWorkers, wide: bool) -> Part:
     """One process a line, with the columns in which they differ, all of them when wide."""
     name, *others = worker_columns(body.workers, wide)
     return [
-        *differing(body.workers, name, Column("HOST", lambda one: one.host), *others, whole=wide),
+        differing(body.workers, name, HOST, *others, whole=wide),
         *unanswered_screen(body.unanswered),
     ]
 

@@ -11,8 +11,9 @@ from msgspec import Meta, Struct
 from kvctl.cli.numbers import span
 from kvctl.cli.units import Count, Seconds, Time
 from kvctl.views.engines import endpoint_name
+from kvctl.views.folded.rows import listing
 from kvctl.views.registry import View
-from kvctl.views.screen import Column, Part, number, state, table
+from kvctl.views.screen import Column, Part, measure, names, number, state, table
 from kvd.wire.order import ForcePlan, LeaseEnding
 from kvd.wire.query import LeaseRow
 
@@ -149,23 +150,23 @@ def missed_documents(row: LeaseRow, plan: ForcePlan) -> tuple[ReleasedLease, ...
 
 def leases_screen(body: LeasesDocument, wide: bool) -> Part:
     """One side of a lease a line."""
-    return table(body.leases, *lease_columns(wide))
+    return listing(body.leases, *lease_columns(wide))
 
 
 def lease_columns(wide: bool) -> list[Column[Any]]:
     """The columns of leases, whose they are first."""
     return [
-        Column("ENGINE", lambda x: x.engine_id),
-        Column("REQUEST", lambda x: x.request_id),
+        names("ENGINE", lambda x: x.engine_id),
+        names("REQUEST", lambda x: x.request_id),
         Column("SIDE", lambda x: x.side),
         Column("STATE", lambda x: state(x.state)),
-        number("BLOCKS", lambda x: x.blocks),
-        Column("HELD BY", _held_by),
-        number("AGE", lambda x: span(x.age)),
-        number("LEFT", lambda x: span(x.left)),
+        measure("BLOCKS", lambda x: x.blocks, lambda x: x.blocks),
+        names("HELD BY", _held_by),
+        measure("AGE", lambda x: span(x.age), lambda x: x.age),
+        measure("LEFT", lambda x: span(x.left), lambda x: x.left),
         number("READERS", lambda x: x.readers, wide),
-        Column("ENDS", lambda x: x.ends.isoformat(timespec="seconds"), wide),
-        Column("PLACE", lambda x: x.endpoint or "local", wide),
+        names("ENDS", lambda x: x.ends.isoformat(timespec="seconds"), wide),
+        names("PLACE", lambda x: x.endpoint or "local", wide),
     ]
 
 

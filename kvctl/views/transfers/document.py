@@ -10,8 +10,9 @@ from msgspec import Meta, Struct
 from kvctl.cli.numbers import clock, rate, size, span
 from kvctl.cli.units import Bytes, BytesPerSecond, Count, RankName, Seconds, Time, filled
 from kvctl.ledger.statistics import moving, took
+from kvctl.views.folded.rows import listing
 from kvctl.views.registry import View, moment, named
-from kvctl.views.screen import Column, Part, number, state, table
+from kvctl.views.screen import Column, Part, measure, names, number, state
 from kvd.wire.transfer import BlockRuns, LedgerRow, TransferState
 
 
@@ -134,31 +135,31 @@ def _blocks(blocks: tuple[BlockRuns, ...]) -> tuple[TransferBlocks, ...]:
 
 def transfers_screen(body: Transfers, wide: bool) -> Part:
     """One transfer a line, newest first."""
-    return table(body.transfers, *transfer_columns(body.transfers, wide))
+    return listing(body.transfers, *transfer_columns(body.transfers, wide))
 
 
 def transfer_columns(transfers: Sequence[TransferDocument], wide: bool) -> list[Column[Any]]:
     """The columns of transfers, their start first; code and cause are two as soon as one is a miss."""
     causes = wide or any(transfer.cause or transfer.code for transfer in transfers)
     return [
-        Column("STARTED", lambda t: clock(t.started)),
-        Column("REQUEST", lambda t: t.request_id),
-        Column("FROM", lambda t: t.remote_engine),
-        Column("TO", lambda t: f"{t.local_engine}/{t.local_rank}"),
+        Column("STARTED", lambda t: clock(t.started), fold="span", by=lambda t: t.started.timestamp()),
+        names("REQUEST", lambda t: t.request_id),
+        names("FROM", lambda t: t.remote_engine),
+        names("TO", lambda t: f"{t.local_engine}/{t.local_rank}"),
         Column("STATE", lambda t: state(t.state)),
-        number("BYTES", lambda t: size(t.bytes)),
-        number("TIME", lambda t: span(t.seconds)),
-        number("RATE", lambda t: rate(t.bytes_per_second)),
-        number("SEQ", lambda t: t.seq, wide),
-        Column("TRANSFER", lambda t: t.transfer_id, wide),
+        measure("BYTES", lambda t: size(t.bytes), lambda t: t.bytes),
+        measure("TIME", lambda t: span(t.seconds), lambda t: t.seconds),
+        measure("RATE", lambda t: rate(t.bytes_per_second), lambda t: t.bytes_per_second),
+        measure("SEQ", lambda t: t.seq, lambda t: t.seq, wide),
+        names("TRANSFER", lambda t: t.transfer_id, wide),
         Column("BACKEND", lambda t: t.backend, wide),
         Column("MODE", lambda t: t.mode, wide),
-        number("TOKENS", lambda t: t.tokens, wide),
+        measure("TOKENS", lambda t: t.tokens, lambda t: t.tokens, wide),
         number("COPIES", copies, wide),
         Column("STAGES", stages, wide),
         Column("CHECKSUM", lambda t: t.checksum.state or "-", wide),
         Column("CODE", lambda t: t.code or "-", causes),
-        Column("CAUSE", lambda t: t.cause or "-", causes),
+        names("CAUSE", lambda t: t.cause or "-", causes),
     ]
 
 

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 
 from kvctl import daemon
 from kvctl.cli import numbers
-from kvctl.cli.option_kinds import choice
-from kvctl.cli.options import Fleet, ListSettings, Watch
+from kvctl.cli.options import Filters, Fleet, LongListSettings, Watch
 from kvctl.cli.talk import say
 from kvctl.commands.running.leases.rows import every_lease
 from kvctl.views.fleet.leases import FleetLeases, fleet_lease
-from kvctl.views.fleet.unanswered import asked, show_fleet
+from kvctl.views.fleet.unanswered import HOST, asked, show_fleet
 from kvctl.views.output import show_repeatedly
-from kvctl.views.running.leases import LeaseDocument, LeasesDocument, lease_document
+from kvctl.views.picking import picking
+from kvctl.views.running.leases import LeaseDocument, LeasesDocument, lease_columns, lease_document
 from kvd.wire.query import LeaseRow
 
 SECTION = "Look"
@@ -32,12 +32,10 @@ SORTS: dict[str, Callable[[LeaseDocument], Any]] = {
     "host": lambda one: (getattr(one, "host", one.endpoint or ""), -one.age),
 }
 
-Shown = TypeVar("Shown", bound=LeaseDocument)
-
 
 def leases(
     context: typer.Context,
-    settings: ListSettings,
+    settings: LongListSettings,
     *,
     engine: Annotated[
         str,
@@ -48,7 +46,10 @@ def leases(
     unclaimed: Annotated[
         bool, typer.Option("--unclaimed", help="Only leases that nobody has claimed.")
     ] = False,
-    sort: Annotated[str | None, choice("--sort", SORTS, help="Which come first. [age]")] = None,
+    filters: Filters = None,
+    sort: Annotated[
+        str, typer.Option("--sort", metavar="COLUMN", show_default=False, help="Which come first. [age]")
+    ] = "age",
     fleet: Fleet = False,
     watch: Watch = None,
 ) -> None:
@@ -61,25 +62,26 @@ def leases(
     if context.invoked_subcommand is not None:
         return
 
+    columns = [*lease_columns(wide=True), *([HOST] if fleet else [])]
+    wanted = picking(columns, filters, sort, SORTS)
+
     def documents(rows: Iterable[LeaseRow]) -> Iterator[LeaseDocument]:
         now = numbers.now()
         return (lease_document(row, now) for row in rows if not unclaimed or not row.readers)
 
-    def in_order(found: Iterable[Shown]) -> tuple[Shown, ...]:
-        return tuple(sorted(found, key=SORTS[sort or "age"]))
-
     def fetch() -> LeasesDocument:
-        found = in_order(documents(every_lease(settings, engine)))
+        found = wanted.of(documents(every_lease(settings, engine)))
         if not found and watch is None:
             whose = f" of {engine}" if engine else ""
             which = " that nobody has claimed" if unclaimed else ""
-            say(f"no lease{whose}{which} is open at this kvd, and no engine here reads under one")
+            having = f" with {wanted}" if wanted.wanted else ""
+            say(f"no lease{whose}{which}{having} is open at this kvd, and no engine here reads under one")
         return LeasesDocument(leases=found)
 
     def fetch_all() -> FleetLeases:
         found = daemon.fleet(settings, lambda one: every_lease(one, engine))
         every = (fleet_lease(host, one) for host, rows in found.answers.items() for one in documents(rows))
-        return FleetLeases(leases=in_order(every), **asked(found))
+        return FleetLeases(leases=wanted.of(every), **asked(found))
 
     if fleet:
         show_fleet(fetch_all, settings, watch)
