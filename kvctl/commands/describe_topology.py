@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from kvctl.cli.option_kinds import number
-from kvctl.cli.options import DrawnSettings, Watch
+from kvctl.cli.options import DrawnSettings, Fleet, Watch
 from kvctl.cli.parsing import bandwidth
 from kvctl.cli.talk import say
 from kvctl.engines.pair_options import Model, planned_pair
@@ -28,14 +28,14 @@ SECTION = "Compare engines"
 EXAMPLES = (
     "kvctl describe-topology decode-0 prefill-1",
     "kvctl describe-topology --model qwen3-32b --local tp=4 --remote tp=8",
-    "kvctl describe-topology --from nixl://prefill-0:5600 --to nixl://decode-0:5600",
+    "kvctl describe-topology --fleet -o wide",
 )
 
 
 Pairs = list[tuple[EngineGeometry, EngineGeometry]]
 
 
-def describe_topology(
+def describe_topology(  # noqa: PLR0913 (options)
     settings: DrawnSettings,
     *,
     engines: Annotated[
@@ -71,6 +71,7 @@ def describe_topology(
             "--bandwidth", metavar="RATE", parser=bandwidth, help="Of each rank's link, say 50GB/s: how long?"
         ),
     ] = None,
+    fleet: Fleet = False,
     watch: Watch = None,
 ) -> None:
     """Who reads which bytes of KV cache from whom.
@@ -80,9 +81,13 @@ def describe_topology(
     two named ones are compared whatever they are. A name may also be a geometry file or a model with its options
     (qwen3-32b:tp=4,layout=HND); --model with --local and --remote is short for two of those and asks no kvd.
     nixl://HOST:5600 and mooncake://HOST:8998 ask stock connectors of vLLM, without any kvd. With -o wide also each
-    single read and the factors that agree. Exit code 1 when a pair shown does not fit.
+    single read and the factors that agree. With --fleet the pairs of all known hosts, engines that are alike told of
+    once. Exit code 1 when a pair shown does not fit, 4 where some hosts did not answer.
     """
     named = engines or []
+    if fleet:
+        _show_fleet(settings, named, (model, local, remote), PairQuestion(tokens, link, watch))
+        return
     if model is None and (local is not None or remote is not None):
         named, local, remote = _both_named(named, local, remote), None, None
     chosen = _chosen(settings, named, (model, local, remote))
@@ -100,6 +105,60 @@ def describe_topology(
         return Topology(pairs=tuple(document(a, b) for a, b in chosen()))
 
     if not all(pair.compatible for pair in show_repeatedly(fetch, settings, watch).pairs):
+        raise typer.Exit(1)
+
+
+class PairQuestion(NamedTuple):
+    """What is to be told of each pair, and how often."""
+
+    tokens: int
+    link: float | None
+    watch: float | None
+
+
+def _show_fleet(
+    settings: Settings,
+    named: list[str],
+    options: tuple[str | None, str | None, str | None],
+    wanted: PairQuestion,
+) -> None:
+    """Raises `UsageError` for what is no engine of a kvd, `HostsUnanswered`, and 1 as an exit code as on one host."""
+    from kvctl import daemon
+    from kvctl.engines.fleet_pairs import caches_of, fleet_pairs
+    from kvctl.views.engines import endpoint_name
+    from kvctl.views.fleet.topology import FleetTopology, fleet_pair
+    from kvctl.views.fleet.unanswered import asked, show_fleet
+
+    if any(options) or len(named) > 2 or not all(isinstance(source(name), EngineId) for name in named):
+        raise UsageError(
+            "--fleet is about engines that kvds know: at most two, by their ids",
+            "leave --fleet out for models, files and addresses",
+        )
+
+    def fetch() -> FleetTopology:
+        found = daemon.fleet(settings, lambda one: daemon.engines(one, cards=True))
+        # An engine on several hosts is told of by its home alone.
+        rows = {
+            host: [
+                row
+                for row in listed
+                if row.local and ((home := endpoint_name(row.endpoint)) == host or home not in found.answers)
+            ]
+            for host, listed in found.answers.items()
+        }
+        documents = []
+        for pair in fleet_pairs(rows, named):
+            described_pair = described(*caches_of(pair), tokens=wanted.tokens)
+            documents.append(
+                fleet_pair(pair_document(described_pair, wanted.link), *(kind.engines for kind in pair))
+            )
+        if not documents and not found.missing:
+            say(
+                f"no pair of engines to describe: {_why_none([row for listed in rows.values() for row in listed])}"
+            )
+        return FleetTopology(pairs=tuple(documents), **asked(found))
+
+    if not all(pair.compatible for pair in show_fleet(fetch, settings, wanted.watch).pairs):
         raise typer.Exit(1)
 
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from kvctl import daemon
+from kvctl.cli.options import Fleet
 from kvctl.cli.settings import Settings
 from kvctl.doctor.whole import whole_checks
 from kvctl.errors import UsageError
@@ -17,7 +18,7 @@ from kvctl.views.output import show
 SECTION = "Look"
 EXAMPLES = (
     "kvctl doctor --quick",
-    "kvctl doctor --from nixl://prefill-0:5600 --to nixl://decode-0:5600",
+    "kvctl doctor --fleet",
     "kvctl doctor -o jsonl | jq -r 'select(.state == \"failed\") | .code'",
 )
 
@@ -33,19 +34,44 @@ def doctor(
         typer.Option("--from", metavar="ADDRESS", help="Of a pair with stock connectors: nixl://HOST:5600."),
     ] = "",
     to: Annotated[str, typer.Option("--to", metavar="ADDRESS", help="The engine that reads from it.")] = "",
+    fleet: Fleet = False,
 ) -> None:
     """What is wrong on this host, and what to do about it.
 
     Looks at kvd and the engines that it knows, at their requests and transfers of late, at the host, and has each
     transfer engine that is installed move some bytes between two processes. With --from and --to it looks at two
-    engines behind stock connectors of vLLM instead, and needs no kvd. A warning is something worth doing. Exit code 1
-    where a check failed: transfers do not work then.
+    engines behind stock connectors of vLLM instead, and needs no kvd. With --fleet it asks the kvds of all known hosts
+    what they can tell: of themselves, their engines, requests and transfers. A warning is something worth doing. Exit
+    code 1 where a check failed, transfers do not work then; 4 where some hosts did not answer.
     """
+    if fleet:
+        _show_fleet(settings, (quick, from_, to))
+        return
     if from_ or to:
         _show(list(_stock_pair(settings, from_, to)), settings)
         return
     daemon.refuse_afar(settings)
     _show(whole_checks(settings, quick=quick), settings)
+
+
+def _show_fleet(settings: Settings, others: tuple[object, ...]) -> None:
+    """Raises `UsageError` beside options of this host alone, `HostsUnanswered`, and 1 as an exit code."""
+    from kvctl.doctor.fleet_checks import fleet_checks
+    from kvctl.views.fleet.doctor import FleetDoctor, fleet_doctor_checks
+    from kvctl.views.fleet.unanswered import asked, show_fleet
+
+    if any(others):
+        raise UsageError(
+            "--fleet asks kvds, and --quick, --from and --to are about what is looked at from here",
+            "leave --fleet out, or them",
+        )
+
+    def fetch() -> FleetDoctor:
+        found, checks = fleet_checks(settings)
+        return FleetDoctor(**fleet_doctor_checks(checks), **asked(found))
+
+    if show_fleet(fetch, settings, None).failed:
+        raise typer.Exit(1)
 
 
 def _show(checks: list[Check], settings: Settings) -> None:

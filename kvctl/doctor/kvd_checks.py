@@ -35,7 +35,15 @@ def kvd_checks(settings: Settings) -> tuple[list[Check], list[int] | None]:
         workers = daemon.workers(settings)
     except KvctlError as error:
         return [_kvd("failed", "KVD", error.message, error.hint)], None
-    checks = [
+    alive = [row.pid for row in workers if row.kind == "worker" and row.state != "gone" and row.at is None]
+    return checks_of(status, engines, workers), alive
+
+
+def checks_of(
+    status: query.KvdStatus, engines: Sequence[query.EngineRow], workers: Sequence[query.WorkerRow]
+) -> list[Check]:
+    """The checks of what a kvd answered; of one on another host ``status`` has no pid, which means nothing here."""
+    return [
         *_itself(status),
         *_pace(status),
         *_peers(status),
@@ -44,13 +52,11 @@ def kvd_checks(settings: Settings) -> tuple[list[Check], list[int] | None]:
         *_engines(engines),
         *_workers(workers),
     ]
-    return checks, [
-        row.pid for row in workers if row.kind == "worker" and row.state != "gone" and row.at is None
-    ]
 
 
 def _itself(status: query.KvdStatus) -> Iterator[Check]:
-    mine, what = own_version(), f"{status.kvd_id} {status.version}, pid {status.pid}"
+    mine = own_version() if status.pid else status.version
+    what = f"{status.kvd_id} {status.version}" + f", pid {status.pid}" * bool(status.pid)
     if status.draining:
         yield _kvd(
             "warning", "KVD_DRAINING", f"{what} is stopping",

@@ -25,7 +25,11 @@ _transfers = partial(checked, "transfers")
 def transfer_checks(settings: Settings) -> Iterator[Check]:
     """The checks; asks kvd."""
     yield from _fits(settings)
-    answer = daemon.ask(settings, ListTransfers(limit=LOOKED_AT), TransferList)
+    yield from checks_of(daemon.ask(settings, ListTransfers(limit=LOOKED_AT), TransferList))
+
+
+def checks_of(answer: TransferList) -> Iterator[Check]:
+    """The checks of the newest rows of a ledger."""
     if answer.hidden:
         unseen = "transfers of other users' engines are not looked at"
         yield _transfers(

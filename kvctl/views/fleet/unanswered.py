@@ -47,8 +47,11 @@ def asked(found: FleetAnswers[Any]) -> dict[str, Any]:
     }
 
 
-def show_fleet(fetch: Callable[[], Body], settings: Settings, every: float | None) -> None:
-    """Show what ``fetch`` returns, as `show_repeatedly` does. Raises `HostsUnanswered` where some did not answer."""
+def show_fleet(fetch: Callable[[], Body], settings: Settings, every: float | None) -> Body:
+    """Show what ``fetch`` returns, as `show_repeatedly` does.
+
+    Raises `HostsUnanswered` where some did not answer.
+    """
     body = show_repeatedly(fetch, settings, every)
     if missing := body.unanswered:
         names = ", ".join(one.host for one in missing[:MOST_NAMED])
@@ -57,6 +60,7 @@ def show_fleet(fetch: Callable[[], Body], settings: Settings, every: float | Non
             f"{len(missing)} of {body.hosts} hosts did not answer: {names}{more}",
             f"kvctl --host {missing[0].host} status says more of one",
         )
+    return body
 
 
 def unanswered_screen(missing: Sequence[UnansweredHost]) -> list[Part]:

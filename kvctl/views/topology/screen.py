@@ -32,11 +32,12 @@ def topology_screen(body: Topology, wide: bool) -> Part:
     """All pairs, one below the other."""
     parts: list[Part] = []
     for pair in body.pairs:
-        parts += [_pair(pair, wide), ""]
+        parts += [pair_screen(pair, wide), ""]
     return parts[:-1]
 
 
-def _pair(pair: PairDocument, wide: bool) -> Part:
+def pair_screen(pair: PairDocument, wide: bool) -> Part:
+    """One pair, whole."""
     parts: list[Part] = [_header(pair)]
     found = flows(pair)
     if not wide and is_large(found):
