@@ -17,7 +17,7 @@ from kvctl.views.output import show
 
 SECTION = "Look"
 EXAMPLES = (
-    "kvctl doctor --quick",
+    "kvctl doctor --peer 10.0.0.8:7766",
     "kvctl doctor --fleet",
     "kvctl doctor -o jsonl | jq -r 'select(.state == \"failed\") | .code'",
 )
@@ -34,6 +34,10 @@ def doctor(
         typer.Option("--from", metavar="ADDRESS", help="Of a pair with stock connectors: nixl://HOST:5600."),
     ] = "",
     to: Annotated[str, typer.Option("--to", metavar="ADDRESS", help="The engine that reads from it.")] = "",
+    peer: Annotated[
+        str,
+        typer.Option("--peer", metavar="HOST[:PORT]", help="This host and that one: links, keys, clocks."),
+    ] = "",
     fleet: Fleet = False,
 ) -> None:
     """What is wrong on this host, and what to do about it.
@@ -41,16 +45,26 @@ def doctor(
     Looks at kvd and the engines that it knows, at their requests and transfers of late, at the host, and has each
     transfer engine that is installed move some bytes between two processes. With --from and --to it looks at two
     engines behind stock connectors of vLLM instead, and needs no kvd. With --fleet it asks the kvds of all known hosts
-    what they can tell: of themselves, their engines, requests and transfers. A warning is something worth doing. Exit
-    code 1 where a check failed, transfers do not work then; 4 where some hosts did not answer.
+    what they can tell: of themselves, their engines, requests and transfers. With --peer it looks at this host and
+    another one: whether their kvds reach each other, keys, clocks, versions, backends. A warning is something worth
+    doing. Exit code 1 where a check failed, transfers do not work then; 4 where some hosts did not answer.
     """
     if fleet:
-        _show_fleet(settings, (quick, from_, to))
+        _show_fleet(settings, (quick, from_, to, peer))
         return
     if from_ or to:
         _show(list(_stock_pair(settings, from_, to)), settings)
         return
     daemon.refuse_afar(settings)
+    if peer:
+        from kvctl.doctor.peer_checks import peer_checks
+
+        if quick:
+            raise UsageError(
+                "--peer looks at two kvds, and --quick is about backends here", "leave --quick out"
+            )
+        _show(list(peer_checks(settings, peer)), settings)
+        return
     _show(whole_checks(settings, quick=quick), settings)
 
 
@@ -62,7 +76,7 @@ def _show_fleet(settings: Settings, others: tuple[object, ...]) -> None:
 
     if any(others):
         raise UsageError(
-            "--fleet asks kvds, and --quick, --from and --to are about what is looked at from here",
+            "--fleet asks kvds, and --quick, --from, --to and --peer are about what is looked at from here",
             "leave --fleet out, or them",
         )
 

@@ -62,6 +62,11 @@ def _itself(status: query.KvdStatus) -> Iterator[Check]:
             "warning", "KVD_DRAINING", f"{what} is stopping",
             f"it takes nothing new; wait for it, or start it again: {start_again(status.pid)}",
         )  # fmt: skip
+    elif status.installed not in ("", status.version, UNINSTALLED):
+        yield _kvd(
+            "warning", "KVD_VERSION", f"kvd was started with {status.version}, and {status.installed} is installed now",
+            f"after an upgrade it is to be restarted: {start_again(status.pid)}; workers register again",
+        )  # fmt: skip
     elif mine not in (status.version, UNINSTALLED):
         yield _kvd(
             "warning", "KVD_VERSION", f"kvd is {status.version} and kvctl {mine}",

@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 from kvctl.views.registry import View
 from kvctl.views.screen import Cell, Column, Part, Styled, table
 
-About = Literal["kvd", "engines", "transfers", "host", "backends"]
+About = Literal["kvd", "engines", "transfers", "host", "backends", "peer"]
 State = Literal["ok", "warning", "failed", "skipped"]
 
 

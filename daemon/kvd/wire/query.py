@@ -227,7 +227,9 @@ class KvdStatus(Reply, tag="status", frozen=True, kw_only=True):
     ``ledger_away`` says why its ledger cannot be written now, and is empty while it can. ``keys`` None: it has no peer
     socket, or is of an earlier version. ``refused`` are the keys that were not let in of late, as far as remembered.
     ``ledger_aside`` are files of damaged ledgers that lie beside it. ``comparing`` says why no engines can be compared,
-    and so none of other hosts introduced; empty while they can.
+    and so none of other hosts introduced; empty while they can. ``version`` is what it was started with, ``installed``
+    what its host has now, empty of an earlier version. ``clock`` is its time of day as it answers, None of an earlier
+    version: for people who compare two hosts, nothing else goes by it.
     """
 
     kvd_id: Id
@@ -247,3 +249,5 @@ class KvdStatus(Reply, tag="status", frozen=True, kw_only=True):
     ledger_aside: Annotated[tuple[Text, ...], Meta(max_length=MOST_ROWS)] = ()
     comparing: Text = ""
     refused: Annotated[tuple[RefusedKey, ...], Meta(max_length=MOST_ROWS)] = ()
+    installed: Id = ""
+    clock: Seconds | None = None

@@ -182,3 +182,12 @@ def test_one_pair_of_keys_for_all_hosts_is_told_and_a_pair_for_each_is_well(daem
     status(daemon, keys=query.PeerKeys(identity="per host", trusted=3))
     found = checks(daemon)["KEYS"]
     assert (found.state, found.found) == ("ok", "a key for each host, 3 trusted")
+
+
+def test_a_package_that_was_upgraded_under_kvd_is_a_warning(daemon: FakeDaemon) -> None:
+    status(daemon, installed="9.9")
+    found = checks(daemon)["KVD_VERSION"]
+    assert (found.state, found.found) == (
+        "warning",
+        "kvd was started with 0.1.0, and 9.9 is installed now",
+    )

@@ -33,6 +33,8 @@ from kvd.wire.query import (
     WorkerRow,
 )
 
+STARTED_WITH = own_version()
+"""Not what is installed later, while this kvd runs on."""
 EnginePlace = tuple[bool, str, str, int]
 """Whether it is a peer's, its id, and its kvd's endpoint."""
 WorkerPlace = tuple[str, bool, tuple[int, int, int], float, str]
@@ -229,7 +231,7 @@ def status(daemon: Daemon) -> KvdStatus:
     return KvdStatus(
         kvd_id=daemon.myself.kvd_id,
         generation=daemon.myself.generation,
-        version=own_version(),
+        version=STARTED_WITH,
         pid=os.getpid(),
         host=daemon.myself.host,
         started=daemon.myself.started_at,
@@ -244,6 +246,8 @@ def status(daemon: Daemon) -> KvdStatus:
         ledger_aside=daemon.ledger.state.aside,
         comparing=daemon.comparers.trouble,
         refused=daemon.sockets.refusals.rows(),
+        installed=own_version(),
+        clock=time.time(),
     )
 
 
