@@ -1,4 +1,11 @@
 # bash completion for kvctl; made by `make completions`, not by hand.
+_kvctl_names() {
+    # Compared here: compgen -W would have bash read the names.
+    local name
+    while IFS= read -r name; do
+        [[ $name == "$2"* ]] && COMPREPLY+=("$name")
+    done < <(timeout 0.2 kvctl __names $1 2>/dev/null)
+}
 _kvctl() {
     local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD-1]} command= i
     # bash makes --output=json three words.
@@ -16,22 +23,22 @@ _kvctl() {
         bundle:--kvd-config) COMPREPLY=($(compgen -f -- "$current")); return ;;
         doctor:--from) COMPREPLY=($(compgen -f -- "$current")); return ;;
         doctor:--to) COMPREPLY=($(compgen -f -- "$current")); return ;;
-        doctor:--peer) COMPREPLY=(); return ;;
+        doctor:--peer) COMPREPLY=(); _kvctl_names hosts "$current"; return ;;
         engines:--state) COMPREPLY=($(compgen -W "ready partial gone unreachable" -- "$current")); return ;;
         engines:--role) COMPREPLY=($(compgen -W "prefill decode both" -- "$current")); return ;;
         engines:--model) COMPREPLY=(); return ;;
         engines:--filter) COMPREPLY=(); return ;;
-        engines:--sort) COMPREPLY=(); return ;;
+        engines:--sort) COMPREPLY=($(compgen -W "name host model role state newest leases engine ranks shape since generation place groups scheduler policy served weights class peers reason" -- "$current")); return ;;
         engines:--watch|engines:-w) COMPREPLY=(); return ;;
         engines:--output|engines:-o) COMPREPLY=($(compgen -W "table wide json jsonl yaml name folded" -- "$current")); return ;;
         events:--count|events:--limit|events:-n) COMPREPLY=(); return ;;
-        leases:--engine|leases:-e) COMPREPLY=(); return ;;
+        leases:--engine|leases:-e) COMPREPLY=(); _kvctl_names engines "$current"; return ;;
         leases:--filter) COMPREPLY=(); return ;;
-        leases:--sort) COMPREPLY=(); return ;;
+        leases:--sort) COMPREPLY=($(compgen -W "age left blocks engine host request side state held-by readers ends place" -- "$current")); return ;;
         leases:--watch|leases:-w) COMPREPLY=(); return ;;
         slow:--since) COMPREPLY=(); return ;;
-        slow:--engine|slow:-e) COMPREPLY=(); return ;;
-        slow:--peer|slow:-p) COMPREPLY=(); return ;;
+        slow:--engine|slow:-e) COMPREPLY=(); _kvctl_names engines "$current"; return ;;
+        slow:--peer|slow:-p) COMPREPLY=(); _kvctl_names engines "$current"; return ;;
         slow:--backend) COMPREPLY=(); return ;;
         slow:--last|slow:--limit|slow:-n) COMPREPLY=(); return ;;
         slow:--from) COMPREPLY=(); return ;;
@@ -39,8 +46,8 @@ _kvctl() {
         status:--sort) COMPREPLY=($(compgen -W "host version state started engines not-ready peers leases transfers misses" -- "$current")); return ;;
         status:--watch|status:-w) COMPREPLY=(); return ;;
         trace:--last|trace:--limit|trace:-n) COMPREPLY=(); return ;;
-        trace:--engine|trace:-e) COMPREPLY=(); return ;;
-        trace:--peer|trace:-p) COMPREPLY=(); return ;;
+        trace:--engine|trace:-e) COMPREPLY=(); _kvctl_names engines "$current"; return ;;
+        trace:--peer|trace:-p) COMPREPLY=(); _kvctl_names engines "$current"; return ;;
         trace:--request|trace:-r) COMPREPLY=(); return ;;
         trace:--state) COMPREPLY=($(compgen -W "done miss" -- "$current")); return ;;
         trace:--backend) COMPREPLY=(); return ;;
@@ -49,8 +56,8 @@ _kvctl() {
         trace:--name) COMPREPLY=(); return ;;
         transfer:--from) COMPREPLY=(); return ;;
         transfers:--last|transfers:--limit|transfers:-n) COMPREPLY=(); return ;;
-        transfers:--engine|transfers:-e) COMPREPLY=(); return ;;
-        transfers:--peer|transfers:-p) COMPREPLY=(); return ;;
+        transfers:--engine|transfers:-e) COMPREPLY=(); _kvctl_names engines "$current"; return ;;
+        transfers:--peer|transfers:-p) COMPREPLY=(); _kvctl_names engines "$current"; return ;;
         transfers:--request|transfers:-r) COMPREPLY=(); return ;;
         transfers:--state) COMPREPLY=($(compgen -W "done miss" -- "$current")); return ;;
         transfers:--code) COMPREPLY=(); return ;;
@@ -59,19 +66,19 @@ _kvctl() {
         transfers:--since) COMPREPLY=(); return ;;
         transfers:--slower-than) COMPREPLY=(); return ;;
         transfers:--filter) COMPREPLY=(); return ;;
-        transfers:--sort) COMPREPLY=(); return ;;
+        transfers:--sort) COMPREPLY=($(compgen -W "newest slowest largest started request from to state bytes time rate seq transfer backend mode tokens copies stages checksum code cause" -- "$current")); return ;;
         transfers:--by) COMPREPLY=($(compgen -W "peer pair rank backend mode state code cause" -- "$current")); return ;;
         transfers:--from) COMPREPLY=(); return ;;
         transfers:--watch|transfers:-w) COMPREPLY=(); return ;;
         transfers:--output|transfers:-o) COMPREPLY=($(compgen -W "table wide json jsonl yaml name folded" -- "$current")); return ;;
-        workers:--engine|workers:-e) COMPREPLY=(); return ;;
+        workers:--engine|workers:-e) COMPREPLY=(); _kvctl_names engines "$current"; return ;;
         workers:--filter) COMPREPLY=(); return ;;
-        workers:--sort) COMPREPLY=(); return ;;
+        workers:--sort) COMPREPLY=($(compgen -W "engine host state heard memory rank pid at backend regions registered incarnation reason" -- "$current")); return ;;
         workers:--watch|workers:-w) COMPREPLY=(); return ;;
         workers:--output|workers:-o) COMPREPLY=($(compgen -W "table wide json jsonl yaml name folded" -- "$current")); return ;;
         describe-topology:--model|describe-topology:-m) COMPREPLY=(); return ;;
-        describe-topology:--local|describe-topology:--to) COMPREPLY=(); return ;;
-        describe-topology:--remote|describe-topology:--from) COMPREPLY=(); return ;;
+        describe-topology:--local|describe-topology:--to) COMPREPLY=(); _kvctl_names engines "$current"; return ;;
+        describe-topology:--remote|describe-topology:--from) COMPREPLY=(); _kvctl_names engines "$current"; return ;;
         describe-topology:--tokens) COMPREPLY=(); return ;;
         describe-topology:--bandwidth) COMPREPLY=(); return ;;
         describe-topology:--watch|describe-topology:-w) COMPREPLY=(); return ;;
@@ -89,7 +96,7 @@ _kvctl() {
         benchmark:--memory) COMPREPLY=(); return ;;
         benchmark:--device) COMPREPLY=($(compgen -W "cpu cuda[:N][,cuda[:N]]" -- "$current")); return ;;
         benchmark:--report) COMPREPLY=($(compgen -f -- "$current")); return ;;
-        benchmark:--to) COMPREPLY=(); return ;;
+        benchmark:--to) COMPREPLY=(); _kvctl_names hosts "$current"; return ;;
         benchmark:--key-file) COMPREPLY=($(compgen -f -- "$current")); return ;;
         replay:--backend) COMPREPLY=(); return ;;
         replay:--env) COMPREPLY=(); return ;;
@@ -98,7 +105,7 @@ _kvctl() {
         replay:--limit|replay:-n) COMPREPLY=(); return ;;
         replay:--scale) COMPREPLY=(); return ;;
         replay:--memory) COMPREPLY=(); return ;;
-        replay:--to) COMPREPLY=(); return ;;
+        replay:--to) COMPREPLY=(); _kvctl_names hosts "$current"; return ;;
         replay:--key-file) COMPREPLY=($(compgen -f -- "$current")); return ;;
         replay:--report) COMPREPLY=($(compgen -f -- "$current")); return ;;
         serve:--memory) COMPREPLY=(); return ;;
@@ -107,7 +114,7 @@ _kvctl() {
         demo:--mode) COMPREPLY=($(compgen -W "pull push" -- "$current")); return ;;
         demo:--backend) COMPREPLY=($(compgen -W "nixl mooncake direct auto" -- "$current")); return ;;
         demo:--dir) COMPREPLY=($(compgen -f -- "$current")); return ;;
-        force-miss:--engine|force-miss:-e) COMPREPLY=(); return ;;
+        force-miss:--engine|force-miss:-e) COMPREPLY=(); _kvctl_names engines "$current"; return ;;
         force-miss:--next) COMPREPLY=(); return ;;
         force-miss:--ratio) COMPREPLY=(); return ;;
         force-miss:--seed) COMPREPLY=(); return ;;
@@ -120,7 +127,7 @@ _kvctl() {
         verify:--endpoint) COMPREPLY=(); return ;;
         verify:--prefill) COMPREPLY=(); return ;;
         verify:--router) COMPREPLY=(); return ;;
-        verify:--engine|verify:-e) COMPREPLY=(); return ;;
+        verify:--engine|verify:-e) COMPREPLY=(); _kvctl_names engines "$current"; return ;;
         verify:--model) COMPREPLY=(); return ;;
         verify:--prompts) COMPREPLY=(); return ;;
         verify:--prompt-tokens) COMPREPLY=(); return ;;
@@ -146,11 +153,11 @@ _kvctl() {
         *:--timeout) COMPREPLY=(); return ;;
         *:--runtime-dir) COMPREPLY=($(compgen -f -- "$current")); return ;;
         *:--socket) COMPREPLY=($(compgen -f -- "$current")); return ;;
-        *:--host) COMPREPLY=(); return ;;
+        *:--host) COMPREPLY=(); _kvctl_names hosts "$current"; return ;;
         *:--context) COMPREPLY=(); return ;;
         *:--config) COMPREPLY=($(compgen -f -- "$current")); return ;;
     esac
-    local options= words=
+    local options= words= live=
     case $command in
         '')
             options='--version --output --color --timeout --runtime-dir --socket --host --context --config --help'
@@ -172,6 +179,7 @@ _kvctl() {
             words='ADVERTISED_HOST_LOOPBACK BAD_PARAMS BETWEEN_STAGES BLOCK_GEOMETRY CHECKSUM_MISMATCH CLAIM_WAIT COMPARING COMPAT_MISMATCH CONNECTOR_REPLACED COPIES_WHILE_POSTING DECODER_REFUSES DESCRIPTOR_STORM DIRECT DISAGGREGATED DOES_NOT_FIT DRAINING ENGINES ENGINE_GONE ENGINE_ID_MISMATCH ENGINE_PARTIAL ENGINE_UNREACHABLE FAIL_OPEN_BUILD FILES FLEET_VERSION FORCED GID HANDSHAKE_ON_PATH HELD_UP IDLE_SOURCES INTERNAL KEYS KEYS_PAIR KEYS_SHARED KEYS_TWICE KEYS_UNREADABLE KEY_EXPECTED KEY_REFUSED KEY_REVOKED KVD KVD-ANSWER-LIMIT KVD-BACKEND KVD-BACKEND-LANDING KVD-BACKEND-METADATA KVD-BACKEND-REFUSED KVD-BACKEND-REGISTER KVD-BACKEND-UNAVAILABLE KVD-BACKEND-UNREACHABLE KVD-BAD-CARD KVD-BAD-ORDER KVD-BAD-PUSH KVD-BAD-QUERY KVD-BUSY KVD-CLIENT KVD-CLIENT-ERROR KVD-CLIENT-PROTOCOL KVD-COMPARE-LIMIT KVD-COMPARE-UNAVAILABLE KVD-CONNECTOR KVD-CONNECTOR-BUILD KVD-CONNECTOR-PARAMS KVD-CONNECTOR-PUSH KVD-CONNECTOR-SETTINGS KVD-CONNECTOR-SUMS KVD-CTL KVD-CTL-CHECK KVD-CTL-PERMISSION KVD-CTL-REFUSED KVD-CTL-TIMEOUT KVD-CTL-UNANSWERED KVD-CTL-UNREACHABLE KVD-CTL-USAGE KVD-DRAINING KVD-ENGINE-CONFLICT KVD-ENGINE-DRAINING KVD-ENGINE-GONE KVD-ENGINE-PARTIAL KVD-ENGINE-UNKNOWN KVD-FORCE-BUSY KVD-FORCE-LATE KVD-FORCE-PART KVD-FORCE-POLICY KVD-FORCE-ROLE KVD-FORCE-UNKNOWN KVD-GEOMETRY KVD-GEOMETRY-BAD KVD-GEOMETRY-LAYER-IN-TWO-GROUPS KVD-GEOMETRY-UNEVEN KVD-GEOMETRY-UNKNOWN-SHAPE KVD-INCOMPATIBLE KVD-INTERNAL KVD-KEY-NOT-TRUSTED KVD-KEY-REVOKED KVD-LEASE-UNKNOWN KVD-LEDGER KVD-NO-ENGINE KVD-NO-WAY-BACK KVD-NOT-DESCRIBED KVD-NOT-HERE KVD-NOT-OWNER KVD-NOT-PERMITTED KVD-NOT-REGISTERED KVD-NOT-TAKEN KVD-NOT-YOUR-ENGINE KVD-ORDER-UNKNOWN KVD-OWN-GENERATION KVD-PEER-ADDRESS KVD-PEER-CARD KVD-PEER-CONTRADICTION KVD-PEER-GENERATION KVD-PEER-PROTOCOL KVD-PEER-UNREACHABLE KVD-PROTOCOL KVD-QUESTION-TOO-LONG KVD-RANK-TAKEN KVD-RANK-UNKNOWN KVD-STOCK-GARBAGE KVD-STOCK-MODEL KVD-STOCK-SILENT KVD-STOCK-UNREACHABLE KVD-TIMEOUT KVD-TOO-LARGE KVD-TOO-MANY KVD-TOO-MANY-READERS KVD-TOPOLOGY KVD-TOPOLOGY-BLOCKS KVD-TOPOLOGY-CHECKSUM KVD-TOPOLOGY-FIELD KVD-TOPOLOGY-LAYER KVD-TOPOLOGY-NOT-COVERED KVD-TOPOLOGY-OWN-ENGINE KVD-TOPOLOGY-TOO-MUCH KVD-TOPOLOGY-UNKNOWN-ENGINE KVD-TRACE KVD-TRACE-BAD KVD-TRACE-CUT KVD-TRACE-LARGE KVD-TRACE-NONE KVD-TRACE-VERSION KVD-UNENCODABLE KVD-UNREACHABLE KVD-WIRE KVD-WIRE-MALFORMED KVD-WIRE-UNKNOWN KVD-WIRE-VERSION KVD-WORKER-AWAY KVD-ZMTP KVD_DRAINING KVD_LOSSES KVD_PACE KVD_SLOW KVD_VERSION LATELY LAYERS_APART LAYOUT_MISMATCH LEASE_ENDED LEDGER_AWAY LEDGER_DAMAGED LISTENER LISTENER_DEAD LOADS_MISS LOAD_FAILURE_FAIL LONG_TAIL MANY_SMALL_COPIES MEMLOCK MISSES MODEL_UNKNOWN MOONCAKE NIXL NOBODY_ASKS NOT_ANSWERED NOT_DISAGGREGATED NOT_KEPT NOT_PUSHED NOT_SHOWN NO_KVD NO_PARAMS OTHER_PARAMS PAIR PAIRS PEERS PEER_ACCESS PEER_ANSWERS PEER_AWAY PEER_BACK PEER_BACKENDS PEER_CLOCK PEER_DOWN PEER_GONE PEER_KEY PEER_KEYS PEER_KEY_UNKNOWN PEER_MEMORY PEER_NO_SOCKET PEER_REFUSED PEER_REINCARNATED PEER_SILENT PEER_THERE PEER_UNTRUSTED PEER_VERSION PLAN_COST POLICY_FAIL PORT_CLASH PORT_EPHEMERAL PORT_SHARED PORT_TAKEN PORT_TWICE PREFILLER_ENDED PREFILLER_KEEPS_NOTHING PREFILL_ENDED PROMPT_MISMATCH PROMPT_UNCHECKED PTRACE QUEUE_WAIT RANK_NOT_REGISTERED RDMA RDMA_PORT REFUSED REPEATED_READS REQUEST_OVER RETRIES ROLES ROUTER_ASKS_FOR_NO_HANDOVER ROUTER_ASKS_NO_PREFILLER ROUTER_DROPS_PARAMS ROUTER_PASSES_BY SHARED_MEMORY SHUTDOWN SLOW_PATH STOCK_MODEL STOCK_PAIR STRAGGLER TOO_LATE TP_UNSUPPORTED TRANSFERS TRANSFER_FAILED TWO_LIBNL UCX_NO_CUDA UCX_TWO_COPIES UNCLAIMED UNEVEN_LOAD UNKNOWN UNUSED VERSION_SKEW WAITS_FOR_PREFILL WEIGHTS_UNKNOWN WINDOW_PARTIAL_BLOCK WORKER_SILENT' ;;
         leases)
             options='--engine --unclaimed --filter --sort --fleet --watch --output --color --timeout --runtime-dir --socket --host --context --config --help --yes'
+            live=leases
             words='release' ;;
         slow)
             options='--since --engine --peer --backend --last --limit --from --fleet --watch --output --color --timeout --runtime-dir --socket --host --context --config --help'
@@ -196,12 +204,15 @@ _kvctl() {
             words='' ;;
         describe-topology)
             options='--model --local --to --remote --from --tokens --bandwidth --fleet --watch --output --color --timeout --runtime-dir --socket --host --context --config --help'
+            live=engines
             words='' ;;
         diff)
             options='--output --color --timeout --runtime-dir --socket --host --context --config --help'
+            live=engines
             words='' ;;
         export-geometry)
             options='--output --color --timeout --runtime-dir --socket --host --context --config --help'
+            live=engines
             words='' ;;
         probe)
             options='--count --output --color --timeout --runtime-dir --socket --host --context --config --help'
@@ -232,6 +243,7 @@ _kvctl() {
             words='list show use' ;;
         drain)
             options='--wait --undo --grace --output --color --timeout --runtime-dir --socket --host --context --config --help'
+            live=engines
             words='ENGINE HOST' ;;
         install-files)
             options='--prefix --dry-run --root --programs --output --color --timeout --runtime-dir --socket --host --context --config --help'
@@ -257,5 +269,6 @@ _kvctl() {
     esac
     [[ $current == -* ]] && words=$options
     COMPREPLY=($(compgen -W "$words" -- "$current"))
+    [[ $live && $current != -* ]] && _kvctl_names $live "$current"
 }
 complete -F _kvctl kvctl

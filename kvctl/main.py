@@ -13,6 +13,7 @@ import typer
 import kvctl.commands
 from kvctl import errors
 from kvctl.cli.discovery import commands
+from kvctl.cli.live_names import ASKED
 from kvctl.cli.loading import CONTEXT_SETTINGS, group_of, quick
 from kvctl.cli.options import with_given
 from kvctl.cli.parsing import keys_as_values, watched
@@ -69,7 +70,12 @@ def run(arguments: list[str] | None = None) -> NoReturn:
     # Most commands are over before there is garbage worth looking for; at the usual 700 a fifteenth of their time is
     # spent on it.
     gc.set_threshold(50_000)
-    sys.exit(main(sys.argv[1:] if arguments is None else arguments))
+    given = sys.argv[1:] if arguments is None else arguments
+    if given[:1] == [ASKED]:
+        from kvctl.naming import answer
+
+        sys.exit(answer(given[1:]))
+    sys.exit(main(given))
 
 
 def main(arguments: list[str]) -> int:

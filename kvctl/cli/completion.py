@@ -1,20 +1,29 @@
 """Writes the completion scripts from the command line itself.
 
 The scripts are static: a press of Tab takes 1.5 ms. typer's own machinery starts Python each time, which takes 170 ms
-for the name of a command and 300 ms for an option of describe-topology, on an idle core.
+for the name of a command and 300 ms for an option of describe-topology, on an idle core. Only names of engines, hosts
+and leases are asked for as they are wanted (`kvctl.cli.live_names`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kvctl.cli.discovery import Row
+from kvctl.cli.live_names import PROGRAM
 from kvctl.cli.loading import LazyGroup, load
 from kvctl.errors import KvctlError
 
 SHELLS = ("bash", "zsh", "fish")
+LIVE_OPTIONS = {"ENGINE": "engines", "HOST[:PORT]": "hosts"}
+"""Metavars of options whose values are names, and what kvctl is asked for them."""
+LIVE_ARGUMENTS = {
+    **dict.fromkeys(("describe-topology", "diff", "drain", "export-geometry"), "engines"),
+    "leases": "leases",
+}
+"""The same for arguments of commands."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +35,11 @@ class Option:
     takes_value: bool
     choices: tuple[str, ...]
     metavar: str
+
+    @property
+    def live(self) -> str:
+        """What kvctl is asked for where names are wanted; empty where none are."""
+        return LIVE_OPTIONS.get(self.metavar, "")
 
     @property
     def takes_path(self) -> bool:
@@ -42,10 +56,18 @@ class Command:
     options: tuple[Option, ...]
     arguments: tuple[str, ...] = ()
 
+    @property
+    def live(self) -> str:
+        """What kvctl is asked for where an argument is wanted; empty where nothing is."""
+        return LIVE_ARGUMENTS.get(self.name, "")
+
 
 def script(shell: str, group: LazyGroup, words: Mapping[str, tuple[str, ...]]) -> str:
     """The completion script of one of `SHELLS`; ``words`` are what commands take that do not say so themselves."""
     root, commands = describe(group, words)
+    commands = tuple(
+        replace(one, options=tuple(_worded(o, one.name, words) for o in one.options)) for one in commands
+    )
     return {"bash": _bash, "zsh": _zsh, "fish": _fish}[shell](root, commands)
 
 
@@ -68,6 +90,12 @@ def describe(group: LazyGroup, words: Mapping[str, tuple[str, ...]]) -> tuple[Co
             return Command(row.name, row.summary, ())
 
     return _command(group, "kvctl", ""), tuple(loaded(row) for row in group.rows)
+
+
+def _worded(option: Option, command: str, words: Mapping[str, tuple[str, ...]]) -> Option:
+    """An option with the values that ``words`` has for ``COMMAND --OPTION``."""
+    found = next((words[f"{command} {name}"] for name in option.names if f"{command} {name}" in words), ())
+    return replace(option, choices=option.choices or found)
 
 
 def _command(command: Any, name: str, summary: str, words: tuple[str, ...] = ()) -> Command:
@@ -95,6 +123,13 @@ def _bash(root: Command, commands: tuple[Command, ...]) -> str:
     values = "|".join(name for option in root.options if option.takes_value for name in option.names)
     lines = [
         "# bash completion for kvctl; made by `make completions`, not by hand.",
+        "_kvctl_names() {",
+        "    # Compared here: compgen -W would have bash read the names.",
+        "    local name",
+        "    while IFS= read -r name; do",
+        '        [[ $name == "$2"* ]] && COMPREPLY+=("$name")',
+        f"    done < <({PROGRAM} $1 2>/dev/null)",
+        "}",
         "_kvctl() {",
         "    local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD-1]} command= i",
         "    # bash makes --output=json three words.",
@@ -116,7 +151,7 @@ def _bash(root: Command, commands: tuple[Command, ...]) -> str:
         ),
         *(_bash_case(o, "*") for o in root.options if o.takes_value),
         "    esac",
-        "    local options= words=",
+        "    local options= words= live=",
         "    case $command in",
     ]
     for command in (root, *commands):
@@ -125,11 +160,18 @@ def _bash(root: Command, commands: tuple[Command, ...]) -> str:
             name for option in command.options for name in option.names if name.startswith("--")
         )
         words = " ".join(c.name for c in commands) if command is root else " ".join(command.arguments)
-        lines += [f"        {name})", f"            options='{options}'", f"            words='{words}' ;;"]
+        live = [f"            live={command.live}"] * bool(command.live)
+        lines += [
+            f"        {name})",
+            f"            options='{options}'",
+            *live,
+            f"            words='{words}' ;;",
+        ]
     lines += [
         "    esac",
         "    [[ $current == -* ]] && words=$options",
         '    COMPREPLY=($(compgen -W "$words" -- "$current"))',
+        '    [[ $live && $current != -* ]] && _kvctl_names $live "$current"',
         "}",
         "complete -F _kvctl kvctl",
     ]
@@ -141,6 +183,8 @@ def _bash_case(option: Option, command: str) -> str:
     values = 'COMPREPLY=($(compgen -f -- "$current"))' if option.takes_path else "COMPREPLY=()"
     if option.choices:
         values = f'COMPREPLY=($(compgen -W "{" ".join(option.choices)}" -- "$current"))'
+    elif option.live:
+        values += f'; _kvctl_names {option.live} "$current"'
     return f"        {pattern}) {values}; return ;;"
 
 
@@ -148,6 +192,11 @@ def _zsh(root: Command, commands: tuple[Command, ...]) -> str:
     lines = [
         "#compdef kvctl",
         "# zsh completion for kvctl; made by `make completions`, not by hand.",
+        "_kvctl_names() {",
+        "    local -a names",
+        f'    names=(${{(f)"$({PROGRAM} $1 2>/dev/null)"}})',
+        "    compadd -a names",
+        "}",
         "_kvctl() {",
         "    local context state state_descr line",
         "    typeset -A opt_args",
@@ -168,6 +217,8 @@ def _zsh(root: Command, commands: tuple[Command, ...]) -> str:
         specs = [spec for option in command.options for spec in _zsh_specs(option)]
         if command.arguments:
             specs.append(_quoted(f"1:argument:({' '.join(command.arguments)})"))
+        if command.live:
+            specs.append(_quoted(f"*:name:_kvctl_names {command.live}"))
         if not specs:
             continue
         lines.append(f"                {command.name}) _arguments \\")
@@ -184,6 +235,8 @@ def _zsh_specs(option: Option) -> list[str]:
         value = ""
     elif option.choices:
         value = f":value:({' '.join(option.choices)})"
+    elif option.live:
+        value = f":{option.live}:_kvctl_names {option.live}"
     else:
         value = ":path:_files" if option.takes_path else f":{option.metavar.lower()}:"
     joined = {True: "=", False: "+"} if value else {True: "", False: ""}
@@ -203,6 +256,8 @@ def _fish(root: Command, commands: tuple[Command, ...]) -> str:
     lines += [f"complete -c kvctl {bare} {_fish_option(option)}" for option in root.options]
     for command in commands:
         inside = f'-n "__fish_seen_subcommand_from {command.name}"'
+        if command.live:
+            lines.append(f"complete -c kvctl {inside} -a {_quoted(_asked(command.live))}")
         if command.arguments:
             lines.append(f"complete -c kvctl {inside} -a {_quoted(' '.join(command.arguments))}")
         lines += [f"complete -c kvctl {inside} {_fish_option(option)}" for option in command.options]
@@ -215,7 +270,13 @@ def _fish_option(option: Option) -> str:
         parts.append("-r -F" if option.takes_path else "-x")
     if option.choices:
         parts.append(f"-a {_quoted(' '.join(option.choices))}")
+    elif option.live:
+        parts.append(f"-a {_quoted(_asked(option.live))}")
     return " ".join([*parts, f"-d {_quoted(option.help)}"])
+
+
+def _asked(live: str) -> str:
+    return f"({PROGRAM} {live} 2>/dev/null)"
 
 
 def _quoted(text: str) -> str:

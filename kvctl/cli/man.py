@@ -37,7 +37,7 @@ def _page(command: Any, words: tuple[str, ...], rows: tuple[Row, ...], version: 
     with command.make_context(" ".join(words), [], resilient_parsing=True) as context:
         usage = " ".join(command.collect_usage_pieces(context))
     lines = [*_head("-".join(words), 1, paragraphs[0].rstrip("."), version), ".SH SYNOPSIS"]
-    lines += [f".B {_plain(' '.join(words))}", _plain(usage)]
+    lines += [f".B {_plain(' '.join(words))}", _choices(usage)]
     if paragraphs[1:]:
         lines.append(".SH DESCRIPTION")
         lines += [line for text in paragraphs[1:] for line in (".PP", _plain(" ".join(text.split())))]
@@ -60,15 +60,21 @@ def _page(command: Any, words: tuple[str, ...], rows: tuple[Row, ...], version: 
 
 def _head(name: str, section: int, summary: str, version: str) -> Iterator[str]:
     yield f'.TH "{_plain(name.upper())}" {section} "" "kvctl {version}"'
+    yield ".ad l"  # else words are spread until both edges are straight
     yield ".SH NAME"
     yield f"{_plain(name)} \\- {_plain(summary)}"
 
 
 def _signature(parameter: Any) -> str:
     if parameter.param_type_name == "argument":
-        return f"\\fI{_plain(parameter.metavar or parameter.name.upper())}\\fR"
+        return f"\\fI{_choices(parameter.metavar or parameter.name.upper())}\\fR"
     names = ", ".join(f"\\fB{_plain(name)}\\fR" for name in (*parameter.opts, *parameter.secondary_opts))
-    return names if parameter.is_flag else f"{names} \\fI{_plain(parameter.metavar or 'TEXT')}\\fR"
+    return names if parameter.is_flag else f"{names} \\fI{_choices(parameter.metavar or 'TEXT')}\\fR"
+
+
+def _choices(text: str) -> str:
+    """The same of ``one|another|a third``, in which a line may end after each."""
+    return _plain(text).replace("|", "|\\:")
 
 
 def _plain(text: str) -> str:

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from kvctl.cli.completion import SHELLS, script
 from kvctl.cli.parsing import one_of
+from kvctl.commands import engines, workers
+from kvctl.commands.running import leases
 from kvctl.explained.entries import codes
+from kvctl.ledger.statistics import ORDERS
+from kvctl.views.engines import engine_columns
+from kvctl.views.picking import column_name
 from kvctl.views.registry import views
+from kvctl.views.running.leases import lease_columns
+from kvctl.views.screen import Column
+from kvctl.views.transfers.document import transfer_columns
+from kvctl.views.workers import worker_columns
 
 if TYPE_CHECKING:
     from kvctl.cli.loading import LazyGroup
@@ -39,4 +48,14 @@ def completion(
 
 def words() -> dict[str, tuple[str, ...]]:
     """What commands take that do not say so themselves."""
-    return {"schema": tuple(views()), "explain": codes()}
+    columns: dict[str, tuple[tuple[str, ...], list[Column[Any]]]] = {
+        "engines": (tuple(engines.SORTS), engine_columns((), wide=True)),
+        "workers": (tuple(workers.SORTS), worker_columns((), wide=True)),
+        "leases": (tuple(leases.SORTS), lease_columns(wide=True)),
+        "transfers": (tuple(ORDERS), transfer_columns((), wide=True)),
+    }
+    sorts = {
+        f"{command} --sort": tuple(dict.fromkeys((*known, *map(column_name, found))))
+        for command, (known, found) in columns.items()
+    }
+    return {"schema": tuple(views()), "explain": codes(), **sorts}

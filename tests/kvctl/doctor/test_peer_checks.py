@@ -9,7 +9,7 @@ import pytest
 
 from kvctl.cli.settings import Settings
 from kvctl.doctor import peer_checks as module
-from kvctl.doctor.peer_checks import PeerAnswer, Compared, peer_checks
+from kvctl.doctor.peer_checks import Compared, PeerAnswer, peer_checks
 from kvctl.views.doctor import Check
 from kvd.wire import query
 from kvd.wire.identity import Endpoint
