@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kvctl.cli.settings import Settings
+from kvctl.cli.settings import OutputFormat, Settings
 from kvctl.commands.setting_up import install_files
 from kvctl.engines.options import option_names
 from kvctl.explained.entries import Kind, entries
@@ -169,7 +169,8 @@ def test_documents_of_other_hosts_are_the_golden_ones(
     monkeypatch.setenv("TERM", "xterm")
     parts = []
     # Each of 500 rows in its own line is nothing to read: of the long one only what is folded is kept.
-    for form in ("folded",) if name == "engines" else ("table", "wide"):
+    forms: tuple[OutputFormat, ...] = ("folded",) if name == "engines" else ("table", "wide")
+    for form in forms:
         for screen, width in SCREENS.items():
             monkeypatch.setenv("COLUMNS", str(width or 80))
             monkeypatch.setattr(sys.stdout, "isatty", lambda width=width: width is not None)
