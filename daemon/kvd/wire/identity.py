@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 
 from kvd.geometry.rank import Rank
-from kvd.wire.limits import MOST_RANKS, Blob, Facts, Id, Port, Secret, Size, Text, Whole
+from kvd.wire.limits import MOST_RANKS, Blob, Facts, Id, Incarnation, Port, Secret, Size, Text, Whole
 
 Role = Literal["prefill", "decode", "both"]
 """vLLM's kv_role in our words: kv_producer is ``prefill``, kv_consumer ``decode``."""
@@ -75,7 +75,7 @@ class WorkerCard(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     engine: EngineFacts
     rank: Rank
-    incarnation: Id
+    incarnation: Incarnation
     pid: Whole
     host: Id
     backend: Id

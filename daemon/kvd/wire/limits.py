@@ -15,6 +15,8 @@ MOST = (1 << 63) - 1
 """The largest whole number: what SQLite and signed 64 bits hold."""
 LONGEST_ID = 512
 """Characters of an id. Those that vLLM and routers make have less than 200."""
+LONGEST_INCARNATION = 64
+"""Characters of an incarnation; vLLM's workers make theirs of 32. All of an engine's are hashed in one turn."""
 LONGEST_TEXT = 16_384
 """Characters of a cause, a reason or a message. kvd makes them shorter; so did no kvd before it."""
 LONGEST_SECONDS = 1e12
@@ -46,6 +48,8 @@ MOST_COUNTERS = 16_384
 
 Id: TypeAlias = Annotated[str, Meta(max_length=LONGEST_ID)]
 """Of an engine, a request, a transfer, a process; also the name of a layer, a backend or a kind."""
+Incarnation: TypeAlias = Annotated[str, Meta(max_length=LONGEST_INCARNATION)]
+"""Of a worker or a scheduler: new at each start of its process."""
 Text: TypeAlias = Annotated[str, Meta(max_length=LONGEST_TEXT)]
 """For people; and the path of a model."""
 Flag: TypeAlias = bool

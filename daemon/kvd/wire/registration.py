@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from kvd.wire.identity import Endpoint, EngineFacts, Host, LeaseKey, ReaderId, Secretive, WorkerCard
-from kvd.wire.limits import MOST_LEASES_HELD, Count, Id, Port, Seconds, Secret, Whole
+from kvd.wire.limits import MOST_LEASES_HELD, Count, Id, Incarnation, Port, Seconds, Secret, Whole
 from kvd.wire.reply import Reply, Request
 
 
@@ -63,7 +63,7 @@ class RegisterScheduler(Secretive, Request, tag="register_scheduler", frozen=Tru
     """
 
     engine: EngineFacts
-    incarnation: Id
+    incarnation: Incarnation
     pid: Whole
     policy: Id = "recompute"
     leases: Annotated[tuple[OpenLease, ...], Meta(max_length=MOST_LEASES_HELD)] = ()

@@ -7,10 +7,14 @@ from collections import OrderedDict
 
 import msgspec
 
+from kvd.service.fairness.tally import Tally
+from kvd.wire.card_parts import text_bytes
 from kvd.wire.lease import LeaseEnd
 
 ENDED_KEPT = 10_000
 """Most that are remembered of one user's engines: nobody pushes out another user's."""
+ENDED_KEPT_BYTES = 4 << 20
+"""Most that their names take, of one user: those of vLLM's requests have 50 characters, the widest 2 KB."""
 ENDED_KEPT_SECONDS = 120.0
 """How long at most. A session repeats what is not answered every 5 s, and lists its leases when it comes back."""
 
@@ -33,15 +37,17 @@ class EndedLeases:
 
     def __init__(self) -> None:
         self._all: OrderedDict[Name, EndedLease] = OrderedDict()
-        self._of: dict[int, OrderedDict[Name, None]] = {}
+        self._of: dict[int, OrderedDict[Name, int]] = {}  # with the bytes that each was counted as
+        self._bytes_of: Tally[int] = Tally()
 
     def add(self, name: Name, ended: EndedLease) -> None:
         """It has just ended."""
         self.discard(name)
         self._all[name] = ended
         mine = self._of.setdefault(ended.uid, OrderedDict())
-        mine[name] = None
-        if len(mine) > ENDED_KEPT:
+        mine[name] = text_bytes((*name, ended.incarnation))
+        self._bytes_of.add(ended.uid, mine[name])
+        while len(mine) > ENDED_KEPT or self._bytes_of[ended.uid] > ENDED_KEPT_BYTES:
             self.discard(next(iter(mine)))
         self._forget_old()
 
@@ -60,7 +66,7 @@ class EndedLeases:
         if (known := self._all.pop(name, None)) is None:
             return
         mine = self._of[known.uid]
-        del mine[name]
+        self._bytes_of.add(known.uid, -mine.pop(name))
         if not mine:
             del self._of[known.uid]
 

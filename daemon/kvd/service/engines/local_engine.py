@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from bisect import bisect_left, insort
 from collections.abc import Iterator
 from typing import Literal
 
@@ -108,6 +109,10 @@ class Client(msgspec.Struct, gc=False):
         return self.at == at and self.uid == uid and (self.process == process or not shown)
 
 
+def _in_card(rank: Rank) -> tuple[int, int, int]:
+    return rank.pp, rank.dcp, rank.tp
+
+
 def briefly(engine: EngineFacts) -> EngineFacts:
     """What is remembered of the facts of an engine that is gone, or of which a client is."""
     return msgspec.structs.replace(engine, model=cut(engine.model, MAX_WORD), facts={})
@@ -125,6 +130,9 @@ class LocalEngine(msgspec.Struct, gc=False):
     is as its clients say.
     Of an engine whose home is elsewhere only the workers of this host are here, and it is as complete as its home has
     ``told``: the generation, empty while any worker is missing.
+
+    ``ranks`` are the places that its workers have, in the card's order, ``incarnations`` theirs, sorted. Both are kept
+    in order as workers come and go: an engine of 16,384 of them is not sorted anew for each that is replaced.
     """
 
     facts: EngineFacts
@@ -132,6 +140,8 @@ class LocalEngine(msgspec.Struct, gc=False):
     home: Endpoint | None = None
     told: str = ""
     workers: dict[Rank, Client] = {}
+    ranks: list[Rank] = []
+    incarnations: list[str] = []
     scheduler: Client | None = None
     generation: str = ""
     shape: str = ""
@@ -162,15 +172,19 @@ class LocalEngine(msgspec.Struct, gc=False):
         """A client has its place from now on."""
         if client.rank is None:
             self.scheduler = client
-        else:
-            self.workers[client.rank] = client
+            return
+        self.lose(client)
+        self.workers[client.rank] = client
+        insort(self.ranks, client.rank, key=_in_card)
+        insort(self.incarnations, client.incarnation)
 
     def lose(self, client: Client) -> None:
-        """A client is no more."""
+        """A client is no more, nor who has its place."""
         if client.rank is None:
             self.scheduler = None
-        else:
-            self.workers.pop(client.rank, None)
+        elif (holder := self.workers.pop(client.rank, None)) is not None:
+            del self.ranks[bisect_left(self.ranks, _in_card(client.rank), key=_in_card)]
+            del self.incarnations[bisect_left(self.incarnations, holder.incarnation)]
 
     @property
     def elsewhere(self) -> Endpoint | None:
@@ -224,11 +238,6 @@ class LocalEngine(msgspec.Struct, gc=False):
     def ordered(self) -> tuple[Client, ...]:
         """Its workers in the order of ranks."""
         return tuple(self.workers[rank] for rank in self.ranks)
-
-    @property
-    def ranks(self) -> tuple[Rank, ...]:
-        """The places that its workers have, in their order."""
-        return tuple(sorted(self.workers, key=lambda rank: (rank.pp, rank.dcp, rank.tp)))
 
     async def woken(self, seconds: float) -> None:
         """Wait until it is more complete, ``seconds`` at most."""

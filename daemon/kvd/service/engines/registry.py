@@ -335,7 +335,7 @@ class Registry:
     def _settle(self, engine: LocalEngine, reason: str) -> None:
         engine_id = engine.facts.engine_id
         complete = engine.complete
-        made = generation_of(engine.workers[r].incarnation for r in engine.workers) if complete else ""
+        made = generation_of(engine.incarnations) if complete else ""
         generation = made if engine.elsewhere is None else engine.told
         before, engine.generation = engine.generation, generation
         if generation != before:

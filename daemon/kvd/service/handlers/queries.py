@@ -113,7 +113,7 @@ def _local_row(daemon: Daemon, engine: LocalEngine, peers: set[str], *, cards: b
         generation=engine.generation,
         local=True,
         state=engine.state,
-        ranks=engine.ranks,
+        ranks=tuple(engine.ranks),
         since=engine.since,
         endpoint=engine.elsewhere or daemon.myself.endpoint,
         scheduler=engine.scheduler is not None,

@@ -20,6 +20,7 @@ from kvd.service.engines.registry import Registry
 from kvd.service.errors import PeerAway, RequestRefused
 from kvd.service.peers.links import PeerLinks
 from kvd.service.sockets.events import Events
+from kvd.shown import brief
 from kvd.wire.frame import Message
 from kvd.wire.identity import HERE, Endpoint
 from kvd.wire.part import MOST_OF_PART, JoinWorker, PartAlive, PartHeard, PartWorker
@@ -33,6 +34,8 @@ ALIVE_SECONDS = 0.5
 """How often a home is told which workers live: several times before it would take them to be gone."""
 ANSWER_SECONDS = 1.0
 LEAST_PAUSE_SECONDS = 0.02
+MOST_GONE = 4096
+"""Workers that have gone and that a home is still to hear of. One that it does not hear of it misses by itself."""
 
 
 @dataclass(slots=True)
@@ -85,6 +88,8 @@ class Homes:
         if home is not None and home.workers.pop(client.incarnation, None) is not None:
             home.joined.discard(client.incarnation)
             home.gone[client.incarnation] = client.reason
+            if len(home.gone) > MOST_GONE:
+                del home.gone[next(iter(home.gone))]
             _change(home)
 
     def look_up(self, engine: LocalEngine, home: Endpoint) -> None:
@@ -131,6 +136,9 @@ class Homes:
 
     async def _present(self, home: _Home) -> None:
         """Present the workers that the home does not know. Raises `PeerAway`."""
+        if home.refused:
+            here = {client.engine.engine_id for client in home.workers.values()}
+            home.refused = {engine_id: why for engine_id, why in home.refused.items() if engine_id in here}
         for incarnation, client in list(home.workers.items()):
             if incarnation in home.joined or client.state == "gone" or client.card is None:
                 continue
@@ -141,7 +149,7 @@ class Homes:
                 if incarnation in home.workers:
                     home.joined.add(incarnation)
             elif isinstance(answer, Refused):
-                why = f"its home at {home.endpoint} does not take {client.name}: {answer.message}"
+                why = brief(f"its home at {home.endpoint} does not take {client.name}: {answer.message}")
                 if home.refused.get(engine_id) != why:
                     log.info("engine %s: %s", engine_id, why)
                 home.refused[engine_id] = why
@@ -183,7 +191,7 @@ class Homes:
     def _away(self, home: _Home, why: str) -> None:
         """A home does not answer. Its last word holds for a while: it may be started anew."""
         lasts = time.monotonic() - home.heard <= AWAY_SECONDS
-        if not (lasts or home.workers):
+        if not lasts:
             home.gone.clear()  # it takes them to be gone by itself
         for engine_id in {client.engine.engine_id for client in home.workers.values()}:
             engine = self._registry.engines.get(engine_id)

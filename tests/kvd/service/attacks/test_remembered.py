@@ -13,6 +13,7 @@ import zmq
 from kvd.wire.frame import Message, decode, encode
 from kvd.wire.handshake import Ping
 from kvd.wire.identity import Endpoint, LeaseKey
+from kvd.wire.limits import LONGEST_INCARNATION
 from kvd.wire.order import PlannedMiss, ReportForced
 from kvd.wire.query import GetStatus, KvdStatus
 from kvd.wire.registration import OpenLease, OpenReader, Registered, Unregister
@@ -117,7 +118,7 @@ def register_wide_names(directory: Path) -> None:
             names = []
             for number in range(1 + 1500 * turn, 1501 + 1500 * turn):
                 engine = msgspec.structs.replace(facts(f"{number}{text}"), model="m" * 16_000 + WIDE)
-                made = worker(engine, incarnation=f"{number}{text}")
+                made = worker(engine, incarnation=f"{number:064}{WIDE}"[-LONGEST_INCARNATION:])
                 card = msgspec.structs.replace(made.card, host=text, backend=text)
                 answer = spoken(dealer, msgspec.structs.replace(made, card=card), number)
                 if isinstance(answer, Refused):
@@ -144,7 +145,7 @@ def register_workers_with_wide_names(directory: Path) -> None:
         dealer.connect(f"ipc://{directory}/kvd.sock")
         for number in range(16_384):
             engine = facts(f"{number}{text}")
-            made = worker(engine, incarnation=f"{number}{text}")
+            made = worker(engine, incarnation=f"{number:064}{WIDE}"[-LONGEST_INCARNATION:])
             card = msgspec.structs.replace(made.card, host=f"{number}{text}", backend=f"{number}{text}")
             answer = spoken(dealer, msgspec.structs.replace(made, card=card), 1 + number)
             if isinstance(answer, Refused):

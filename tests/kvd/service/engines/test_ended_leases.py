@@ -203,3 +203,21 @@ def test_so_many_ends_of_a_user_are_remembered_for_so_long(monkeypatch: pytest.M
     assert not ended.get(("p", "149"))
     assert not ended._all
     assert not ended._of
+
+
+def test_so_many_bytes_of_a_users_names_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By their number alone 10,000 names of 512 wide characters took 20 MiB of each user."""
+    monkeypatch.setattr(module, "ENDED_KEPT_BYTES", 64 << 10)
+    ended = EndedLeases()
+    ended.add(("p", "another user's"), EndedLease(uuid4().hex, 1, 1001, "released", time.monotonic()))
+    names = [("p", str(number) + "\N{GRINNING FACE}" * 500) for number in range(100)]
+    for name in names:
+        ended.add(name, EndedLease(uuid4().hex, 1, 1002, "released", time.monotonic()))
+    kept = [name for name in names if ended.get(name)]
+    assert 25 < len(kept) < 33
+    assert kept == names[-len(kept) :], "the oldest go first"
+    assert ended.get(("p", "another user's"))
+    for name in kept:
+        name[1].encode()  # which makes Python keep the bytes too, so that the text takes more than before
+        ended.discard(name)
+    assert ended._bytes_of.of.keys() == {1001}

@@ -17,6 +17,7 @@ from kvd.service.engines.registry import Registry, Unwatched
 from kvd.service.errors import PeerAway, RequestRefused
 from kvd.service.handlers import parts
 from kvd.service.peers import homes
+from kvd.service.peers import homes as homes_module
 from kvd.service.peers.homes import Homes
 from kvd.service.peers.links import PeerLinks
 from kvd.service.sockets.events import Events
@@ -227,3 +228,75 @@ def test_a_worker_that_is_silent_at_another_kvd_is_silent_and_not_gone() -> None
         await hosts.homes.close()
 
     asyncio.run(run())
+
+
+class Silent:
+    """A kvd that does not answer; ``asked`` counts the questions."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Semaphore(0)
+
+    def get(self, _endpoint: Endpoint) -> Silent:
+        return self
+
+    async def ask(self, _message: Message, _seconds: float) -> Message:
+        self.asked.release()
+        raise PeerAway("nobody is there")
+
+
+def gone_workers(count: int) -> list[Client]:
+    """Workers of an engine whose home is elsewhere, each in the place of the one before."""
+    cards = [worker(ENGINE, 2, f"{number:032}").card for number in range(count)]
+    return [
+        Client("worker", ENGINE, c.incarnation, 1, c.incarnation.encode(), rank=c.rank, card=c, home=HOME)
+        for c in cards
+    ]
+
+
+def test_what_a_home_is_still_to_hear_of_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers that ended while their home was away were kept for as long as one worker lived."""
+    monkeypatch.setattr(homes_module, "MOST_GONE", 10)
+
+    async def come_and_go() -> None:
+        registry = Registry(Events(None, Counter()), settled=0.0)
+        homes = Homes(THERE, registry, cast("PeerLinks", Silent()), Events(None, Counter()), never)
+        clients = gone_workers(30)
+        for client in clients:
+            homes.registered(client, HOME)
+        for client in clients[1:]:
+            homes.client_gone(client)
+        home = homes._homes[HOME]
+        assert list(home.gone) == [client.incarnation for client in clients[-10:]]
+        await homes.close()
+
+    asyncio.run(come_and_go())
+
+
+def test_a_home_that_stays_away_need_not_hear_of_those_that_have_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It misses them by itself, as it does all workers of a kvd that says nothing for so long."""
+    monkeypatch.setattr(homes_module, "AWAY_SECONDS", 0.0)
+    monkeypatch.setattr(homes_module, "ALIVE_SECONDS", 0.0)
+
+    async def come_and_go() -> None:
+        registry = Registry(Events(None, Counter()), settled=0.0)
+        silent = Silent()
+        homes = Homes(THERE, registry, cast("PeerLinks", silent), Events(None, Counter()), never)
+        one, two = gone_workers(2)
+        homes.registered(one, HOME)
+        homes.registered(two, HOME)
+        homes.client_gone(two)
+        home = homes._homes[HOME]
+        assert home.gone
+        await silent.asked.acquire()
+        await silent.asked.acquire()
+        assert not home.gone
+        assert list(home.workers) == [one.incarnation]
+        await homes.close()
+
+    asyncio.run(come_and_go())
+
+
+async def never(_engine_id: str, _home: Endpoint, _generation: str) -> None:
+    """No engine is looked up."""
