@@ -93,10 +93,10 @@ def test_the_path_that_is_configured_makes_the_kind_that_is_configured(
 
     monkeypatch.setattr(recovering.Scheduler, "__init__", lambda self, **given: self.__dict__.update(given))
     monkeypatch.setattr(
-        recovering.AsyncScheduler, "__init__", lambda self, **given: self.__dict__.update(given)
+        recovering.EarlyScheduler, "__init__", lambda self, **given: self.__dict__.update(given)
     )
     config = SimpleNamespace(scheduler_config=SimpleNamespace(async_scheduling=asynchronous))
     made = resolve_obj_by_qualname(SCHEDULER)(vllm_config=config, block_size=4)
-    assert isinstance(made, recovering.AsyncScheduler) == asynchronous
+    assert isinstance(made, recovering.EarlyScheduler) == asynchronous
     assert isinstance(made, recovering.Scheduler)
     assert made.block_size == 4
