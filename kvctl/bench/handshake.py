@@ -194,14 +194,14 @@ def _presents(card: RegisterWorker | RegisterScheduler) -> Callable[[], Register
 def _hears(ranks: Ranks, number: int) -> Callable[[Message], Message | None]:
     """What a worker does with what kvd tells it unasked."""
 
-    def heard(message: Message) -> None:
+    def on_message(message: Message) -> None:
         if isinstance(message, PeerReady):
             complete(lambda: ranks.workers[number], message, SECONDS, answered)
 
     def answered(answer: ToldCard | Cause) -> None:
         ranks.told.put((answer, time.perf_counter()))
 
-    return heard
+    return on_message
 
 
 def _ask(hosts: tuple[Kvd, Kvd], decoders: Ranks, prefillers: Ranks, name: str, waits: Waits) -> None:

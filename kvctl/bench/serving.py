@@ -61,7 +61,7 @@ class Session:
     identity: bytes
     source: WorkerProcess
     backend: str
-    heard: float
+    last_heard: float
 
 
 @dataclass(slots=True)
@@ -86,7 +86,7 @@ def serve(offer: Offer, folder: Path) -> None:
                     identity, *frames = socket.recv_multipart()
                     answer = _answer(serving, identity, frames)
                     socket.send_multipart([identity, json.dumps(answer).encode()])
-                elif serving.session and time.monotonic() - serving.session.heard > IDLE_SECONDS:
+                elif serving.session and time.monotonic() - serving.session.last_heard > IDLE_SECONDS:
                     _end(serving)
         finally:
             _end(serving)
@@ -164,7 +164,7 @@ def _carry_out(serving: Serving, identity: bytes, command: Command) -> Result:
         return _begin(serving, identity, command)
     if session is None:
         return {"log": ""} if do == "end" else DEAD
-    session.heard = time.monotonic()
+    session.last_heard = time.monotonic()
     if do == "end":
         return {"log": _end(serving)}
     if do == "listen":

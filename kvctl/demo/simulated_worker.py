@@ -84,7 +84,7 @@ def _begin(who: Command) -> tuple[SimulatedWorker, Result]:
         memory.geometry,
         tuple(worker for worker in engine.workers if worker.rank.pp == memory.geometry.rank.pp),
         open_backend(who["backend"], f"{facts.engine_id}-tp{rank}", {}),
-        lambda card, pushed: KvdSession(card, pushed, directory=directory, name=f"worker-{rank}"),
+        lambda card, on_message: KvdSession(card, on_message, directory=directory, name=f"worker-{rank}"),
         memory=memory,
     )
     return SimulatedWorker(memory, half, None if rank else _scheduler(facts, settings, directory)), {}
@@ -105,7 +105,7 @@ def _scheduler(facts: EngineFacts, settings: ConnectorSettings, directory: str) 
             home=home_kvd(settings.home),
         )
 
-    def pushed(message: Message) -> Message | None:
+    def on_message(message: Message) -> Message | None:
         if isinstance(message, LeaseEnded):
             leases.pop(message.request_id, None)
         if not isinstance(message, LeaseExtend):
@@ -113,7 +113,7 @@ def _scheduler(facts: EngineFacts, settings: ConnectorSettings, directory: str) 
         left = leases.get(message.request_id, 0.0) - time.monotonic()
         return LeaseClaimed(request_id=message.request_id, seconds=max(0.0, left))
 
-    session = KvdSession(card, pushed, directory=directory, name="scheduler")
+    session = KvdSession(card, on_message, directory=directory, name="scheduler")
     session.wait(lambda state: bool(state.engine_generation), ANSWER_SECONDS)
     return SimulatedScheduler(session, leases)
 

@@ -74,14 +74,14 @@ def demo_screen(body: Demo, wide: bool) -> Part:
         Column("INTACT" if body.simulated else "EQUAL", lambda r: yes_or_no(good=r.equal)),
     )
     parts: list[Part] = [topology_screen(body.topology, wide), ""] if body.topology.pairs else []
-    parts += [requests, "", _verdict(body)]
+    parts += [requests, "", _result(body)]
     parts += [
         Styled(f"{request.request}: {request.problem}", "red") for request in body.requests if request.problem
     ]
     return parts
 
 
-def _verdict(body: Demo) -> Part:
+def _result(body: Demo) -> Part:
     count, good = len(body.requests), sum(request.equal and not request.problem for request in body.requests)
     came = sum(request.external_tokens for request in body.requests)
     asked = sum(request.prompt_tokens for request in body.requests)

@@ -67,7 +67,7 @@ def diff_screen(body: Diff, wide: bool) -> Part:
             Column("FACTOR", lambda f: f.name),
             Column("LOCAL", lambda f: f.local),
             Column("REMOTE", lambda f: f.remote),
-            Column("DIFFERENCE", _verdict),
+            Column("DIFFERENCE", _difference),
             Column("NOTE", lambda f: f.note or "-"),
         )
         parts += [factors, ""]
@@ -75,7 +75,7 @@ def diff_screen(body: Diff, wide: bool) -> Part:
     return [*parts, _summary(body)]
 
 
-def _verdict(factor: DiffFactor) -> Cell:
+def _difference(factor: DiffFactor) -> Cell:
     if not factor.ok:
         return Styled("FATAL", "bold red")
     return Styled("handled", "yellow") if factor.differs else Styled("none", "green")
@@ -86,8 +86,8 @@ def _summary(body: Diff) -> Part:
     fatal = sum(not factor.ok for factor in body.factors)
     if body.same:
         return Styled(f"no difference in {len(body.factors)} factors", "green")
-    verdict = Styled(f"{fatal} fatally", "bold red") if fatal else Styled("all of them handled", "yellow")
-    return f"{differing} of {len(body.factors)} factors differ, ", verdict
+    so_many = Styled(f"{fatal} fatally", "bold red") if fatal else Styled("all of them handled", "yellow")
+    return f"{differing} of {len(body.factors)} factors differ, ", so_many
 
 
 VIEWS = (View(Diff, diff_screen),)

@@ -65,14 +65,14 @@ def probe_screen(body: Probe, _wide: bool) -> Part:
         number("P99", lambda b: _took(b.p99)),
         number("LONGEST", lambda b: _took(b.longest)),
     )
-    return [row, "", _verdict(body)]
+    return [row, "", _result(body)]
 
 
 def _took(seconds: float | None) -> str:
     return "-" if seconds is None else span(seconds)
 
 
-def _verdict(body: Probe) -> Cell:
+def _result(body: Probe) -> Cell:
     if body.code:
         said = f"{body.code}: {body.message}" + (f"; {body.hint}" if body.hint else "")
         return Styled(said, "bold red")

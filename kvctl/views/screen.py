@@ -165,9 +165,9 @@ def spaced(parts: Iterable[Part]) -> list[Part]:
 
 MARK = "reverse"
 """The style of what changed."""
-PASSING = frozenset(("SINCE", "AGE", "LEFT", "HEARD", "REGISTERED", "LAST", "RTT"))
+CHANGING = frozenset(("SINCE", "AGE", "LEFT", "HEARD", "REGISTERED", "LAST", "RTT"))
 """Headers of columns that change by themselves, as time passes."""
-PASSING_FACTS = frozenset(("up", "loop.lag_seconds", "uptime_seconds"))
+CHANGING_FACTS = frozenset(("up", "loop.lag_seconds", "uptime_seconds"))
 """The same of facts, gauges and counters."""
 KEYS = frozenset(("ENGINE", "REQUEST", "FROM", "TO", "RANK", "SEQ", "PEER", "BACKEND", "GAUGE", "COUNTER"))
 """Headers of the columns that say which row it is."""
@@ -212,14 +212,14 @@ def _compared(now: TextTable, before: TextTable) -> TextTable:
         if old is None:
             rows.append([_with_mark(cell) for cell in row])
         elif not now.headers:
-            rows.append([row[0], _compare(row[1], old[1], passing=plain(row[0]) in PASSING_FACTS)])
+            rows.append([row[0], _compare(row[1], old[1], changing=plain(row[0]) in CHANGING_FACTS)])
         else:
             rows.append(
                 [
                     _compare(
                         cell,
                         old[same[header]] if header in same else "",
-                        passing=header in PASSING or plain(row[0]) in PASSING_FACTS,
+                        changing=header in CHANGING or plain(row[0]) in CHANGING_FACTS,
                     )
                     for header, cell in zip(now.headers, row, strict=True)
                 ]
@@ -237,8 +237,8 @@ def _key(
     return tuple(plain(row[at[wanted[name]]]) for name in names if wanted[name] in at)
 
 
-def _compare(now: Cell, before: Cell, *, passing: bool) -> Cell:
-    return now if passing or plain(now) == plain(before) else _with_mark(now)
+def _compare(now: Cell, before: Cell, *, changing: bool) -> Cell:
+    return now if changing or plain(now) == plain(before) else _with_mark(now)
 
 
 def _with_mark(cell: Cell) -> Cell:

@@ -87,7 +87,7 @@ def verification_screen(body: Verification, wide: bool) -> Part:
         Column("REQUEST", lambda run: run.request_id, wide),
         Column("CAUSE", lambda run: run.cause or "-", wide),
     )
-    return [runs, "", *_verdict(body)]
+    return [runs, "", *_result(body)]
 
 
 def _difference(run: VerifiedRun) -> str:
@@ -100,7 +100,7 @@ def _token(token: int | None) -> str:
     return "the end" if token is None else str(token)
 
 
-def _verdict(body: Verification) -> list[str]:
+def _result(body: Verification) -> list[str]:
     forced = [run for run in body.runs if run.run != "reuse"]
     right = len(body.runs) - body.wrong
     lines = [f"{right} of {len(body.runs)} runs are as they should be"]

@@ -23,8 +23,16 @@ OLD = {
     r"conversations?": "session thread",
     r"picks": "selection",
     r"RankId": "Rank",
+    r"intakes?": "admission queue",
+    r"meetings?": "overlaps, or blocks that are paired",
+    r"timelines": "history of misses",
+    r"(event|stream) marks?|marks? of (a|the) stream": "stream event",
+    r"pushed callbacks?": "on_message",
 }
 """Words that the code and the docs no longer use, and what they say instead."""
+
+NAMES = r"\b(?:Home|open_home|PutOuts?|put_outs?|[Uu]ndead|Landings?|Ready|Gate|Underway|Intake|Here|Talk|Parts|Kept)\b"
+"""Of these names none is left, so no page has one between backticks."""
 
 SENTENCES = (
     "ran nothing of ours",
@@ -61,4 +69,6 @@ def test_pages_use_the_glossarys_words(page: Path) -> None:
     code = re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.DOTALL)
     old = {word: better for word, better in OLD.items() if re.search(rf"\b(?:{word})\b", code, re.IGNORECASE)}
     assert old == {}
+    named = " ".join(re.findall(r"`[^`\n]*`", re.sub(r"```.*?```", "", text, flags=re.DOTALL)))
+    assert re.findall(NAMES, named) == []
     assert [sentence for sentence in SENTENCES if sentence in " ".join(text.split())] == []

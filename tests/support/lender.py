@@ -25,7 +25,7 @@ class Lender:
         self.kvd, self.engine_id, self.incarnation = kvd, engine_id, uuid4().hex
         self.leases = Leases(grace=5.0)
         self.ended: list[tuple[str, str]] = []
-        self.session = KvdSession(self._card, self._pushed, directory=kvd.directory)
+        self.session = KvdSession(self._card, self._on_message, directory=kvd.directory)
         self.session.wait(lambda state: state.connected, START_SECONDS)
 
     def open(self, request_id: str, seconds: float = 60.0, blocks: int = 3) -> LeaseKey:
@@ -57,10 +57,10 @@ class Lender:
             leases=self.leases.held(now),
         )
 
-    def _pushed(self, message: Message) -> Message | None:
+    def _on_message(self, message: Message) -> Message | None:
         if isinstance(message, LeaseEnded):
             self.ended.append((message.request_id, message.end))
-        return self.leases.pushed(message, time.monotonic())
+        return self.leases.on_message(message, time.monotonic())
 
     def __enter__(self) -> Self:
         return self

@@ -149,7 +149,7 @@ class SessionThread:
         elif isinstance(message, NotRegistered):
             self._unknown_to_kvd(message.kvd_generation)
         elif correlation == 0 or not isinstance(message, Reply):
-            self._pushed(message, correlation)
+            self._on_message(message, correlation)
         elif isinstance(message, Refused) and correlation == self.card_id:
             if self.packs and message.code == BadGeometry.code:
                 self.packs = False  # a kvd of before; or the geometry is bad, which it will say again
@@ -198,7 +198,7 @@ class SessionThread:
         if self.registration == "registered":
             self._present_again("unknown")
 
-    def _pushed(self, message: Message, correlation: int) -> None:
+    def _on_message(self, message: Message, correlation: int) -> None:
         self.mailbox.counters[f"pushed.{kind_of(message)}"] += 1
         answer: Message | None = None
         try:

@@ -115,7 +115,7 @@ class _Wiring:
         """Its process is not watched any more; leases die with their scheduler, and so do claims on others'."""
         self.daemon.liveness.unwatch(client)
         self.daemon.leases.owner_gone(client)
-        self.daemon.drains.gone(client)
+        self.daemon.drains.client_gone(client)
         self.daemon.readers.client_gone(client)
         self.daemon.homes.client_gone(client)
         if client.home is not None and client.at is None:  # when its own end is over

@@ -45,7 +45,7 @@ from kvd.vllm.memory.caches import by_layer, in_one_form
 from kvd.vllm.memory.groups import cached_blocks, group_facts
 from kvd.vllm.memory.page_sums import summer_of
 from kvd.vllm.memory.pool import kv_memory
-from kvd.vllm.memory.streams import marker
+from kvd.vllm.memory.streams import event_recorder
 from kvd.vllm.memory.tensors import sibling_geometries, worker_geometry
 from kvd.vllm.metadata import StepMetadata, WorkerMetadata
 from kvd.vllm.metrics import KvdPromMetrics, KvdTransferStats, transfer_stats
@@ -170,7 +170,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
                 self._settings.backend_options,
             ),
             self._opens_session(f"kvd-worker-{geometry.rank}"),
-            marker(self._vllm_config.device_config.device_type),
+            event_recorder(self._vllm_config.device_config.device_type),
             summer_of,
             memory=kv_caches,
         )

@@ -67,7 +67,7 @@ class PeerThreads:
     def _way(self, load: Load) -> PullThread | PushThread | None:
         """The fork: by which thread a load comes."""
         engine_id = load.order.prefill.engine_id
-        return self._pushed(engine_id) if load.order.transfer_id else self.lane(engine_id)
+        return self._push_thread(engine_id) if load.order.transfer_id else self.lane(engine_id)
 
     def lane(self, engine_id: str) -> PullThread | None:
         """The lane to a peer, made where it is the first; None once this worker closes."""
@@ -81,7 +81,7 @@ class PeerThreads:
                 )  # fmt: skip
             return lane
 
-    def _pushed(self, engine_id: str) -> PushThread | None:
+    def _push_thread(self, engine_id: str) -> PushThread | None:
         with self._lock:
             arrivals = self.arrivals.get(engine_id)
             if arrivals is None and not self._closed:

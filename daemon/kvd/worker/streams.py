@@ -36,25 +36,25 @@ class StreamGate:
         self._thread: threading.Thread | None = None
         self._closing = threading.Event()
 
-    def is_open(self, ready: StreamEvent, until: float = 0.0) -> bool:
+    def is_open(self, event: StreamEvent, until: float = 0.0) -> bool:
         """Whether the device is there, as before most steps that compute nothing: no thread is needed.
 
         An idle device takes some microseconds to come to an event, so it is looked at ``until`` then,
         time.monotonic() seconds.
         """
         try:
-            while not (there := ready()) and time.monotonic() < until:
+            while not (there := event()) and time.monotonic() < until:
                 pass
         except Exception:  # noqa: BLE001 - the thread meets it again, and says so
             return False
         return there
 
-    def put(self, load: Load, ready: StreamEvent) -> None:
-        """Let it pass when ``ready`` says so. Called by one thread."""
+    def put(self, load: Load, event: StreamEvent) -> None:
+        """Let it pass when ``event`` says so. Called by one thread."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="kvd-gate", daemon=True)
             self._thread.start()
-        self._inbox.put((load, ready))
+        self._inbox.put((load, event))
 
     def close(self, until: float) -> None:
         """Refuse what has not passed; wait for the thread's end to time.monotonic() ``until``."""
@@ -65,9 +65,9 @@ class StreamGate:
 
     def _run(self) -> None:
         while (item := self._inbox.get()) is not None:
-            load, ready = item
+            load, event = item
             try:
-                cause = self._await(load, ready)
+                cause = self._await(load, event)
             except Exception as error:  # the device's, and the thread must outlive it
                 log.exception("waiting for the device before the load of %s", load.order.request_id)
                 cause = from_error(error, "the device could not be asked")
@@ -76,9 +76,9 @@ class StreamGate:
             else:
                 self._passed(load)
 
-    def _await(self, load: Load, ready: StreamEvent) -> Cause | None:
+    def _await(self, load: Load, event: StreamEvent) -> Cause | None:
         """Why it must not begin, or nothing once the event is reached."""
-        while not ready():
+        while not event():
             if self._closing.wait(LOOK):
                 return SHUTTING_DOWN
             if load.dropped:

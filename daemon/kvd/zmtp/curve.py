@@ -149,7 +149,7 @@ class CurveServerHandshake(_Boxes):
         self._pair, self._authorised, self._metadata = pair, authorised, metadata
         self._take: Callable[[bytes, bytes], tuple[bytes, bytes | None]] = self._hello
         self._client = self._cookie = b""
-        self._passing = (b"", b"")
+        self._ephemeral = (b"", b"")
 
     def first(self) -> bytes:
         """Nothing: the client begins."""
@@ -174,7 +174,7 @@ class CurveServerHandshake(_Boxes):
             raise ZmtpError("protocol", "HELLO is not signed by zeros")
         # Elsewhere the cookie carries c and s, so that a server need not remember them. This one has the connection
         # to remember them by, so the cookie only shows that who answers has read WELCOME.
-        self._passing = public, _ = crypto_box_keypair()
+        self._ephemeral = public, _ = crypto_box_keypair()
         self._cookie = os.urandom(COOKIE)
         nonce = os.urandom(16)
         self._take = self._initiate
@@ -185,8 +185,8 @@ class CurveServerHandshake(_Boxes):
         _expect(b"INITIATE", name, data, least, longer=True)
         if not hmac.compare_digest(data[:COOKIE], self._cookie):
             raise ZmtpError("protocol", "INITIATE brings another cookie than WELCOME gave")
-        _, secret = self._passing
-        self._passing = b"", b""
+        _, secret = self._ephemeral
+        self._ephemeral = b"", b""
         self._shared = _shared(self._client, secret)
         nonce = b"CurveZMQINITIATE" + self._newer(data[COOKIE : COOKIE + 8])
         plain = _opened(data[COOKIE + 8 :], nonce, self._shared, "INITIATE")
@@ -212,12 +212,12 @@ class CurveClientHandshake(_Boxes):
         self.key = server
         self._secret, self._server, self._metadata = secret, _raw(server), metadata
         self._take: Callable[[bytes, bytes], tuple[bytes, bytes | None]] = self._welcome
-        self._passing = crypto_box_keypair()
+        self._ephemeral = crypto_box_keypair()
         self._with_server = b""
 
     def first(self) -> bytes:
         """HELLO."""
-        public, secret = self._passing
+        public, secret = self._ephemeral
         self._with_server = _shared(self._server, secret)
         nonce = self._next()
         box = _box(bytes(64), b"CurveZMQHELLO---" + nonce, self._with_server)
@@ -234,13 +234,13 @@ class CurveClientHandshake(_Boxes):
         _expect(b"WELCOME", name, data, WELCOME)
         plain = _opened(data[16:], b"WELCOME-" + data[:16], self._with_server, "WELCOME")
         server, cookie = plain[:KEY], plain[KEY:]
-        public, secret = self._passing
+        public, secret = self._ephemeral
         self._shared = _shared(server, secret)
         vouching = os.urandom(16)
         vouched = _box(public + self._server, b"VOUCH---" + vouching, _shared(server, self._secret))
         plain = crypto_scalarmult_base(self._secret) + vouching + vouched + self._metadata
         nonce = self._next()
-        self._passing, self._with_server = (b"", b""), b""
+        self._ephemeral, self._with_server = (b"", b""), b""
         self._take = self._ready
         return named(
             b"INITIATE", cookie + nonce + _box(plain, b"CurveZMQINITIATE" + nonce, self._shared)

@@ -46,7 +46,7 @@ class Desk:
     ) -> None:
         self.script, self.known = Script(), KnownPeers()
         if known:
-            self.known.pushed(PEER)
+            self.known.on_message(PEER)
         self.claims = Claims(SETTINGS, "d", self.script, self.known)
         sent = prefill(((5, 6),), lease_opened=lease_opened)
         self.claims.begin("r", {**finished_prefill(sent, tp=1, pp=1, dcp=1), **changes}, prompt, state=state)

@@ -85,7 +85,7 @@ class DrainTable:
 
         spread(self._leases_of(engine_id), reopen)
 
-    def gone(self, client: Client) -> None:
+    def client_gone(self, client: Client) -> None:
         """A scheduler is no more, and its engine's drain with it."""
         drain = self.of.get(client.engine.engine_id)
         if drain is not None and drain.incarnation == client.incarnation:

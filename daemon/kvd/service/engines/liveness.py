@@ -107,25 +107,25 @@ class Liveness:
             self._registry.roster.pardon(late, now)  # we did not run, so we could not hear
         ends = time.monotonic() + SLICE_SECONDS
         for client in self._registry.roster.unheard(now - self.settings.silent_seconds):
-            self._registry.silence(client, f"no heartbeat for {now - client.heard:.1f} s")
+            self._registry.silence(client, f"no heartbeat for {now - client.last_heard:.1f} s")
             if not self.watched(client):
                 self._fading[client.incarnation] = client
                 self._fading.move_to_end(client.incarnation)
             if time.monotonic() >= ends:
                 await asyncio.sleep(0)
                 ends = time.monotonic() + SLICE_SECONDS
-        for client in [client for client in self._afar.values() if now - client.heard > AWAY_SECONDS]:
+        for client in [client for client in self._afar.values() if now - client.last_heard > AWAY_SECONDS]:
             self._registry.end(
-                client, f"the kvd at {client.at} has not spoken of it for {now - client.heard:.1f} s"
+                client, f"the kvd at {client.at} has not spoken of it for {now - client.last_heard:.1f} s"
             )
         while self._fading:
             incarnation, client = next(iter(self._fading.items()))
             silent = client.state == "silent" and self._registry.clients.get(incarnation) is client
-            if silent and now - client.heard <= self.settings.gone_seconds:
+            if silent and now - client.last_heard <= self.settings.gone_seconds:
                 break
             del self._fading[incarnation]
             if silent:
-                self._registry.end(client, f"no heartbeat for {now - client.heard:.1f} s")
+                self._registry.end(client, f"no heartbeat for {now - client.last_heard:.1f} s")
             if time.monotonic() >= ends:
                 await asyncio.sleep(0)
                 ends = time.monotonic() + SLICE_SECONDS

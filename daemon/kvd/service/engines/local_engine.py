@@ -29,7 +29,7 @@ ENDED_KEPT = 64
 
 
 class Client(msgspec.Struct, gc=False):
-    """A local worker or scheduler. ``heard`` is time.monotonic(), ``registered`` and ``since`` are Unix time.
+    """A local worker or scheduler. ``last_heard`` is time.monotonic(), ``registered`` and ``since`` are Unix time.
 
     ``process`` and ``uid`` are its process and that one's user as the kernel names them: 0 where the process is in
     another PID namespace, -1 where the kernel does not say; ``pid`` is what operators are told. ``size`` is what its
@@ -63,7 +63,7 @@ class Client(msgspec.Struct, gc=False):
     state: ClientState = "alive"
     reason: str = ""
     ended: bool = False
-    heard: float = msgspec.field(default_factory=time.monotonic)
+    last_heard: float = msgspec.field(default_factory=time.monotonic)
     registered: float = msgspec.field(default_factory=time.time)
     since: float = msgspec.field(default_factory=time.time)
 

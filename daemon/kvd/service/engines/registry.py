@@ -138,7 +138,7 @@ class Registry:
                 self.watcher.engine_up(engine)
         return engine
 
-    def heard(self, incarnation: str, route: bytes) -> Client | None:
+    def sign_of_life(self, incarnation: str, route: bytes) -> Client | None:
         """A sign of life. None where the incarnation is not known (any more), or not on this connection.
 
         What was sent on the other connection may be lost with it: the client is to register here and say what it holds.
@@ -149,7 +149,7 @@ class Registry:
         if client.state == "silent":
             self.roster.change(client, "alive", "")
             self._events.emit(f"{client.kind}.alive", client.name, incarnation=incarnation)
-        self.roster.heard(client)
+        self.roster.sign_of_life(client)
         return client
 
     def silence(self, client: Client, reason: str) -> None:

@@ -68,9 +68,9 @@ class Roster:
         self._by_route[client.route] = client
         self._put_in(client)
 
-    def heard(self, client: Client) -> None:
+    def sign_of_life(self, client: Client) -> None:
         """One that is alive was heard of just now."""
-        client.heard = time.monotonic()
+        client.last_heard = time.monotonic()
         self._alive.move_to_end(client.incarnation)
 
     def change(self, client: Client, state: ClientState, reason: str) -> None:
@@ -81,13 +81,13 @@ class Roster:
 
     def unheard(self, since: float) -> Iterator[Client]:
         """Those alive that were last heard of before, oldest first. Each is to be in another state when asked on."""
-        while self._alive and (client := next(iter(self._alive.values()))).heard < since:
+        while self._alive and (client := next(iter(self._alive.values()))).last_heard < since:
             yield client
 
     def pardon(self, late: float, now: float) -> None:
         """Nobody could be heard of for so long: that counts for no one."""
         for client in self.by_incarnation.values():
-            client.heard = min(now, client.heard + late)
+            client.last_heard = min(now, client.last_heard + late)
 
     def on_route(self, route: bytes) -> Client | None:
         """The client that registered on a route last, also one that is gone."""

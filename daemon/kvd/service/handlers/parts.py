@@ -75,9 +75,9 @@ def part_alive(daemon: Daemon, caller: Caller, message: PartAlive) -> PartHeard:
             continue
         if told.reason:
             registry.silence(client, told.reason)
-            client.heard = time.monotonic()  # of it, not from it: its kvd sees the process
+            client.last_heard = time.monotonic()  # of it, not from it: its kvd sees the process
         else:
-            registry.heard(client.incarnation, client.route)
+            registry.sign_of_life(client.incarnation, client.route)
         engine = registry.ready(client.engine.engine_id)
         if engine is not None:
             generations[engine.facts.engine_id] = engine.generation

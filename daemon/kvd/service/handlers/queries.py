@@ -210,7 +210,7 @@ def _worker_row(client: Client, now: float) -> WorkerRow:
         incarnation=client.incarnation,
         state=client.state,
         registered=client.registered,
-        heartbeat_age=now - client.heard,
+        heartbeat_age=now - client.last_heard,
         backend=client.card.backend if client.card else "",
         regions=client.regions,
         registered_bytes=client.registered_bytes,

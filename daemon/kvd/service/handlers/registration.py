@@ -115,7 +115,7 @@ def register_scheduler(daemon: Daemon, caller: Caller, message: RegisterSchedule
 def heartbeat(daemon: Daemon, caller: Caller, message: Heartbeat) -> Registered | NotRegistered:
     """A sign of life. Raises `RequestRefused` for that of somebody else."""
     client_of(daemon, caller, message.incarnation, "give a sign of life for")
-    client = daemon.registry.heard(message.incarnation, caller.route)
+    client = daemon.registry.sign_of_life(message.incarnation, caller.route)
     if client is None:
         return NotRegistered(kvd_generation=daemon.myself.generation)
     return registered_as(daemon, daemon.registry.engines[client.engine.engine_id])

@@ -24,16 +24,16 @@ Factors = tuple[RefusalFactor, ...]
 Turn = Callable[[Whose], AbstractAsyncContextManager[Comparer]]
 Pair = tuple[str, str]
 KEPT = 4096
-"""Most pairs whose verdict is remembered."""
+"""Most pairs whose finding is remembered."""
 KEPT_BYTES = 16 << 20
 """Most that they take. Those that fit take 300 bytes; one that does not has the texts of two engines' facts."""
-VERDICT_BYTES = 512
+FINDING_BYTES = 512
 AGAIN_SECONDS = 30.0
 """A pair that was refused is compared again when it is asked for after this long: nothing is refused for ever."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Verdict:
+class _Finding:
     """The factors that fail, none where the two fit, or why they could not be compared; found at time.monotonic().
 
     ``whose`` is the line in which the pair waited to be compared.
@@ -43,7 +43,7 @@ class _Verdict:
     at: float
     whose: Whose
     refusal: Refused | None = None
-    size: int = VERDICT_BYTES
+    size: int = FINDING_BYTES
 
     def holds(self) -> bool:
         """Whether it may still be used. That two shapes fit does not change."""
@@ -61,7 +61,7 @@ class CompatibilityCache:
         self._turn = turn
         self._shapes = CardShapes()
         self._counters = counters
-        self._found: dict[Pair, _Verdict] = {}
+        self._found: dict[Pair, _Finding] = {}
         self._kept: Tally[Whose] = Tally()
         self._comparing: dict[Pair, asyncio.Task[Factors]] = {}
 
@@ -85,16 +85,16 @@ class CompatibilityCache:
         return False, await asyncio.shield(task)
 
     def _known(self, pair: Pair) -> Factors | None:
-        verdict = self._found.get(pair)
-        if verdict is None:
+        finding = self._found.get(pair)
+        if finding is None:
             return None
-        if not verdict.holds():
+        if not finding.holds():
             self._forget(pair)
             return None
-        if verdict.refusal is not None:
+        if finding.refusal is not None:
             # A new one: raised again, one would gather the frames of all who ever asked.
-            raise RequestRefused.passed_on(verdict.refusal)
-        return verdict.bad
+            raise RequestRefused.passed_on(finding.refusal)
+        return finding.bad
 
     async def _find(
         self, local: LocalEngine, where: Endpoint, peer: PeerEngine, mine: str, pair: Pair
@@ -124,20 +124,20 @@ class CompatibilityCache:
         return bad
 
     def _keep(self, whose: Whose, pair: Pair, bad: Factors, refusal: Refused | None = None) -> None:
-        """Remember a verdict. Of too many the oldest goes of those whose verdicts take most."""
+        """Remember a finding. Of too many the oldest goes of those whose findings take most."""
         self._forget(pair)
-        size = VERDICT_BYTES + text_bytes(
+        size = FINDING_BYTES + text_bytes(
             (*pair, *(text for f in bad for text in (f.name, f.local, f.remote, f.note)))
         )
-        self._found[pair] = _Verdict(bad, time.monotonic(), whose, refusal, size)
+        self._found[pair] = _Finding(bad, time.monotonic(), whose, refusal, size)
         self._kept.add(whose, size)
         while len(self._found) > KEPT or self._kept.total > KEPT_BYTES:
             most = max(self._kept.of, key=lambda one: self._kept[one])
-            self._forget(next(old for old, verdict in self._found.items() if verdict.whose == most))
+            self._forget(next(old for old, finding in self._found.items() if finding.whose == most))
 
     def _forget(self, pair: Pair) -> None:
-        if (verdict := self._found.pop(pair, None)) is not None:
-            self._kept.add(verdict.whose, -verdict.size)
+        if (finding := self._found.pop(pair, None)) is not None:
+            self._kept.add(finding.whose, -finding.size)
 
     def _done(self, pair: Pair, done: asyncio.Task[Factors]) -> None:
         del self._comparing[pair]

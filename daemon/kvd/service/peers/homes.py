@@ -42,7 +42,7 @@ MOST_GONE = 4096
 class _Home:
     """One home: the workers of its engines that live here, those of them that it knows, and those that have gone.
 
-    ``refused`` has why it does not take workers, by engine. ``heard`` is the time.monotonic() of its last answer.
+    ``refused`` has why it does not take workers, by engine. ``last_heard`` is the time.monotonic() of its last answer.
     ``revision`` counts changes: an answer to what was said before one is not about it.
     """
 
@@ -51,7 +51,7 @@ class _Home:
     joined: set[str] = field(default_factory=set)
     gone: dict[str, str] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
-    heard: float = field(default_factory=time.monotonic)
+    last_heard: float = field(default_factory=time.monotonic)
     revision: int = 0
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -185,12 +185,12 @@ class Homes:
 
     async def _ask(self, home: _Home, message: Message) -> Message:
         answer = await self._links.get(home.endpoint).ask(message, ANSWER_SECONDS)
-        home.heard = time.monotonic()
+        home.last_heard = time.monotonic()
         return answer
 
     def _away(self, home: _Home, why: str) -> None:
         """A home does not answer. Its last word holds for a while: it may be started anew."""
-        lasts = time.monotonic() - home.heard <= AWAY_SECONDS
+        lasts = time.monotonic() - home.last_heard <= AWAY_SECONDS
         if not lasts:
             home.gone.clear()  # it takes them to be gone by itself
         for engine_id in {client.engine.engine_id for client in home.workers.values()}:

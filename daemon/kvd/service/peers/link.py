@@ -291,10 +291,10 @@ class PeerLink:
     # --- whether the peer answers ---
 
     async def _ping(self, me: Ping) -> None:
-        heard = time.monotonic()
+        last_heard = time.monotonic()
         while True:
             if self._channel is None:
-                await self._wait_for_connection(heard)
+                await self._wait_for_connection(last_heard)
                 continue
             began = time.monotonic()
             using, known = self._listener.using(self.endpoint), self._listener.known_ids(self.endpoint)
@@ -302,12 +302,12 @@ class PeerLink:
             try:
                 answer = await self._ask(message, self._settings.ping_seconds)
             except PeerAway as away:
-                if time.monotonic() - heard > self._settings.down_seconds:
+                if time.monotonic() - last_heard > self._settings.down_seconds:
                     self._does_not_answer(away.message)
             else:
                 if isinstance(answer, Pong):
-                    heard = time.monotonic()
-                    self._heard(answer, heard - began)
+                    last_heard = time.monotonic()
+                    self._on_pong(answer, last_heard - began)
             pause = DOWN_PING_SECONDS if self.state == "down" else self._settings.ping_seconds
             await asyncio.sleep(max(PAUSE_SECONDS, pause - (time.monotonic() - began)))
 
@@ -317,17 +317,17 @@ class PeerLink:
         if self._channel is not None and time.monotonic() - self._connected_at > self._settings.down_seconds:
             self._channel.end("slow")  # its other end may be gone without a word
 
-    async def _wait_for_connection(self, heard: float) -> None:
+    async def _wait_for_connection(self, last_heard: float) -> None:
         """Return when there is one; the peer is down when there is none for too long."""
         if self.state != "down":
-            left = heard + self._settings.down_seconds - time.monotonic()
+            left = last_heard + self._settings.down_seconds - time.monotonic()
             await asyncio.wait([self._connected], timeout=max(0.0, left))
-            if not self._connected.done() and time.monotonic() >= heard + self._settings.down_seconds:
+            if not self._connected.done() and time.monotonic() >= last_heard + self._settings.down_seconds:
                 self._change("down", self._no_connection(self._settings.down_seconds))
         else:
             await asyncio.wait([self._connected])
 
-    def _heard(self, answer: Pong, seconds: float) -> None:
+    def _on_pong(self, answer: Pong, seconds: float) -> None:
         self.rtt, self.kvd_id = seconds, answer.kvd_id
         if self.state != "up":
             self._change("up", "")

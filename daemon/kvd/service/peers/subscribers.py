@@ -33,14 +33,14 @@ class Subscriber:
     """One other kvd: the generations of engines of ours that it uses, by engine, and when it was given each card.
 
     Remembered is what is here now, since a peer may name whatever it likes, and after a start a little of what may come
-    back: it may come and end between two pings. ``heard`` and the times in ``given`` are time.monotonic(). ``key`` is
-    its host's, empty where peers have none.
+    back: it may come and end between two pings. ``last_heard`` and the times in ``given`` are time.monotonic(). ``key``
+    is its host's, empty where peers have none.
     """
 
     kvd_id: str
     key: bytes = b""
     using: dict[str, str] = field(default_factory=dict)
-    heard: float = field(default_factory=time.monotonic)
+    last_heard: float = field(default_factory=time.monotonic)
     given: dict[str, float] = field(default_factory=dict)
 
 
@@ -109,7 +109,7 @@ class Subscribers:
             return
         self._pruned = now
         for route, subscriber in list(self._by_route.items()):
-            if now - subscriber.heard > FORGET_SECONDS:
+            if now - subscriber.last_heard > FORGET_SECONDS:
                 self._drop(route)
 
     def uses(self, key: bytes, engine_id: str) -> bool:

@@ -90,7 +90,7 @@ class SchedulerHalf:
         # Where vLLM keeps the prefix that came, nothing is left to claim; a request that failed has ended.
         self._whole_again = policy == "recompute" and not keeps
         self._readers: Callable[[float], tuple[OpenReader, ...]] = lambda _now: ()
-        self._session = open_session(self._card, self._pushed)
+        self._session = open_session(self._card, self._on_message)
         self._claims = Claims(settings, engine.engine_id, self._session, self._known)
         self._readers = self._claims.readers
         self._forced.connect(self._claims.all, self._session.deliver)
@@ -389,9 +389,9 @@ class SchedulerHalf:
             draining=self._draining.left,
         )
 
-    def _pushed(self, message: Message) -> Message | None:
-        answer = self._leases.pushed(message, time.monotonic()) or self._forced.asked(message)
+    def _on_message(self, message: Message) -> Message | None:
+        answer = self._leases.on_message(message, time.monotonic()) or self._forced.asked(message)
         answer = answer or self._draining.asked(message)
         if answer is None:
-            self._known.pushed(message)
+            self._known.on_message(message)
         return answer

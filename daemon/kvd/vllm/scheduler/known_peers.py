@@ -31,7 +31,7 @@ class KnownPeers:
         given = card.digest_key if len(card.digest_key) == DIGEST_KEY_BYTES else b""
         self._found[of] = card.generation, known or given
 
-    def pushed(self, message: Message) -> None:
+    def on_message(self, message: Message) -> None:
         """On the session's thread: a peer became known, or its generation ended."""
         if isinstance(message, PeerReady):
             self.learn(message.peer, message.endpoint)

@@ -70,7 +70,7 @@ class Leases:
         with self._lock:
             return tuple(x.left(now) for x in self._open.values() if x.request_id not in self._ended)
 
-    def pushed(self, message: Message, now: float) -> Message | None:
+    def on_message(self, message: Message, now: float) -> Message | None:
         """Take kvd's word on a lease. Answers an extension with what now remains."""
         if isinstance(message, LeaseEnded):
             with self._lock:

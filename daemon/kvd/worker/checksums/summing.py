@@ -55,7 +55,7 @@ class _RequestSums:
     """
 
     order: SumOrder
-    ready: StreamEvent | None
+    event: StreamEvent | None
     classes: Classes
     tables: dict[int, tuple[int, Words]] = field(default_factory=dict)
     done: bool = False
@@ -109,8 +109,8 @@ class Summing:
         if not self._coming:
             return
         coming, self._coming = self._coming, []
-        ready, now = self._record_event(), time.monotonic()
-        made = [_RequestSums(order, ready, self._classes) for order in coming]
+        event, now = self._record_event(), time.monotonic()
+        made = [_RequestSums(order, event, self._classes) for order in coming]
         with self._lock:
             self._tidy(now)
             self._kept.update((kept.order.name, kept) for kept in made)
@@ -214,7 +214,7 @@ class Summing:
             kept.done = True
 
     def _add_up(self, kept: _RequestSums, summer: Summer) -> None:
-        while kept.ready is not None and not kept.ready():
+        while kept.event is not None and not kept.event():
             time.sleep(LOOK)
         order = kept.order
         for index, blocks in block_lists(order.groups).items():

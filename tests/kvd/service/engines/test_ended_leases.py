@@ -156,12 +156,12 @@ def test_what_an_engine_before_had_ended_is_nothing_to_the_next_one() -> None:
 def test_an_end_that_its_owner_hears_late_is_not_that_of_its_next_lease() -> None:
     leases = Leases(grace=5.0)
     leases.open("r", 30.0, 3, 100.0)
-    leases.pushed(LeaseEnded(request_id="r", end="released", opening=1), 101.0)
+    leases.on_message(LeaseEnded(request_id="r", end="released", opening=1), 101.0)
     assert leases.take_freed(101.0, lambda _: None) == ["r"]
     leases.open("r", 30.0, 3, 102.0)
-    leases.pushed(LeaseEnded(request_id="r", end="released", opening=1), 102.0)
+    leases.on_message(LeaseEnded(request_id="r", end="released", opening=1), 102.0)
     assert leases.take_freed(102.0, lambda _: None) == []
-    refused = leases.pushed(LeaseExtend(request_id="r", seconds=60.0, opening=1), 102.0)
+    refused = leases.on_message(LeaseExtend(request_id="r", seconds=60.0, opening=1), 102.0)
     assert isinstance(refused, LeaseClaimed)
     assert refused.seconds == 0
     (second,) = leases.held(102.0)

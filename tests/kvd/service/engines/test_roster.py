@@ -89,7 +89,7 @@ def test_what_is_counted_is_what_is_there(steps: list[tuple[str, str, int, str]]
             elif known is not None and what == "silence":
                 registry.silence(known, "not heard")
             elif known is not None:
-                registry.heard(incarnation, incarnation.encode())
+                registry.sign_of_life(incarnation, incarnation.encode())
         except RequestRefused:
             pass
         there = Counter(f"{c.kind}s.{c.state}" for c in registry.clients.values())

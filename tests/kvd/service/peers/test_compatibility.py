@@ -120,7 +120,7 @@ def test_pairs_of_this_host_wait_in_the_line_of_both_users_and_others_in_that_of
     ]  # fmt: skip
 
 
-def test_one_users_many_pairs_push_out_no_verdict_of_anothers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_users_many_pairs_push_out_no_finding_of_anothers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compatibility, "KEPT", 4)
     comparisons = Comparisons()
     verdicts = verdicts_by(comparisons)
@@ -202,7 +202,7 @@ def test_a_comparison_that_failed_is_made_again() -> None:
     asyncio.run(ask())
 
 
-def test_verdicts_are_remembered_by_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_findings_are_remembered_by_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Factors name what others wrote: 4,096 verdicts of wide texts were 800 MiB."""
     monkeypatch.setattr(compatibility, "KEPT_BYTES", 1 << 16)
     wide = RefusalFactor("model", "m" * 499 + "\U0001f600", "n" * 499 + "\U0001f600", ok=False)

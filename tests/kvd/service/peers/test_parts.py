@@ -220,10 +220,10 @@ def test_a_worker_that_is_silent_at_another_kvd_is_silent_and_not_gone() -> None
         parts.join_worker(hosts.home, Caller(b"r"), JoinWorker(endpoint=THERE, card=card))
         registry._events.emit = lambda kind, *_, **__: told.append(kind)  # type: ignore[method-assign]
         for reason in ("no heartbeat", "no heartbeat", "", ""):
-            registry.clients["two"].heard = 0.0
+            registry.clients["two"].last_heard = 0.0
             alive = PartAlive(endpoint=THERE, workers=(PartWorker("two", reason),))
             parts.part_alive(hosts.home, Caller(b"r"), alive)
-            assert registry.clients["two"].heard > 0.0, "it was spoken of"
+            assert registry.clients["two"].last_heard > 0.0, "it was spoken of"
         assert told == ["worker.silent", "worker.alive"]
         await hosts.homes.close()
 

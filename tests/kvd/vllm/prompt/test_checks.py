@@ -86,7 +86,7 @@ def test_the_key_is_asked_for() -> None:
 
 def test_a_key_that_is_known_is_not_forgotten_for_a_card_without_one() -> None:
     desk = Desk()
-    desk.known.pushed(KEYLESS)
+    desk.known.on_message(KEYLESS)
     assert desk.known.digest_key(prefill(())) == KEY
     other = msgspec.structs.replace(KEYLESS.peer, generation="gen-2")
     desk.known.learn(other, KEYLESS.endpoint)
@@ -147,7 +147,7 @@ def test_a_key_of_another_length_is_none(known: bool) -> None:
     )
     desk = Desk(known=False)
     if known:
-        desk.known.pushed(short)
+        desk.known.on_message(short)
     desk.peer(short)
     assert code_of(desk.advance().cause) == "PROMPT_UNCHECKED"
     assert desk.known.digest_key(prefill(())) == b""
@@ -173,7 +173,7 @@ def test_a_key_is_used_for_prefills_of_the_kvd_that_gave_it_and_no_others() -> N
     desk.advance()
     assert desk.known.digest_key(prefill(())) == KEY
     assert desk.known.digest_key(msgspec.structs.replace(prefill(()), host="liar", port=9)) == planted
-    desk.known.pushed(PeerGone(engine_id="p", generation=GENERATION, reason="it ended"))
+    desk.known.on_message(PeerGone(engine_id="p", generation=GENERATION, reason="it ended"))
     assert not desk.known.fits(prefill(()))
     assert not desk.known.fits(msgspec.structs.replace(prefill(()), host="liar", port=9))
 

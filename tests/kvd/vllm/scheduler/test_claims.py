@@ -85,11 +85,11 @@ def test_an_unknown_peer_is_not() -> None:
 
 def test_a_peer_that_is_gone_is_known_no_longer() -> None:
     known = KnownPeers()
-    known.pushed(PEER)
-    known.pushed(PeerGone(engine_id="p", generation="another", reason=""))
+    known.on_message(PEER)
+    known.on_message(PeerGone(engine_id="p", generation="another", reason=""))
     assert known.fits(prefill(()))
     assert not known.fits(prefill((), generation="another"))
-    known.pushed(PeerGone(engine_id="p", generation=GENERATION, reason=""))
+    known.on_message(PeerGone(engine_id="p", generation=GENERATION, reason=""))
     assert not known.fits(prefill(()))
 
 

@@ -27,23 +27,23 @@ def opened(now: float = 100.0, seconds: float = 30.0) -> Leases:
 
 def test_kvd_ends_a_lease_and_the_next_step_frees_it_once() -> None:
     leases = opened()
-    assert leases.pushed(LeaseEnded(request_id="r", end="released"), 101.0) is None
+    assert leases.on_message(LeaseEnded(request_id="r", end="released"), 101.0) is None
     assert freed(leases, 101.0) == (["r"], [])
     assert freed(leases, 101.0) == ([], [])
 
 
 def test_a_lease_that_ends_twice_is_freed_once() -> None:
     leases = opened()
-    leases.pushed(LeaseEnded(request_id="r", end="released"), 101.0)
-    leases.pushed(LeaseEnded(request_id="r", end="expired"), 101.0)
+    leases.on_message(LeaseEnded(request_id="r", end="released"), 101.0)
+    leases.on_message(LeaseEnded(request_id="r", end="expired"), 101.0)
     assert freed(leases, 200.0) == (["r"], [])
-    leases.pushed(LeaseEnded(request_id="r", end="expired"), 200.0)
+    leases.on_message(LeaseEnded(request_id="r", end="expired"), 200.0)
     assert freed(leases, 200.0) == ([], [])
 
 
 def test_the_end_of_an_unknown_lease_is_nothing() -> None:
     leases = opened()
-    leases.pushed(LeaseEnded(request_id="other", end="expired"), 101.0)
+    leases.on_message(LeaseEnded(request_id="other", end="expired"), 101.0)
     assert freed(leases, 101.0) == ([], [])
 
 
@@ -55,10 +55,10 @@ def test_our_own_clock_waits_out_the_grace() -> None:
 
 def test_an_extension_counts_from_when_it_arrives_and_never_shortens() -> None:
     leases = opened()
-    assert leases.pushed(LeaseExtend(request_id="r", seconds=50.0), 110.0) == LeaseClaimed(
+    assert leases.on_message(LeaseExtend(request_id="r", seconds=50.0), 110.0) == LeaseClaimed(
         request_id="r", seconds=50.0
     )
-    assert leases.pushed(LeaseExtend(request_id="r", seconds=1.0), 110.0) == LeaseClaimed(
+    assert leases.on_message(LeaseExtend(request_id="r", seconds=1.0), 110.0) == LeaseClaimed(
         request_id="r", seconds=50.0
     )
     assert freed(leases, 160.0 + GRACE) == ([], [])
@@ -66,9 +66,9 @@ def test_an_extension_counts_from_when_it_arrives_and_never_shortens() -> None:
 
 def test_an_ended_lease_cannot_be_extended() -> None:
     leases = opened()
-    leases.pushed(LeaseEnded(request_id="r", end="expired"), 101.0)
+    leases.on_message(LeaseEnded(request_id="r", end="expired"), 101.0)
     for request_id in ("r", "other"):
-        assert leases.pushed(LeaseExtend(request_id=request_id, seconds=9.0), 101.0) == LeaseClaimed(
+        assert leases.on_message(LeaseExtend(request_id=request_id, seconds=9.0), 101.0) == LeaseClaimed(
             request_id=request_id, seconds=0.0, reason="the lease has ended"
         )
     assert freed(leases, 102.0) == (["r"], [])
@@ -78,7 +78,7 @@ def test_a_kvd_that_starts_anew_learns_what_is_still_held() -> None:
     leases = opened()
     leases.open("s", 10.0, 2, 100.0)
     assert leases.held(115.0) == (OpenLease("r", 15.0, 4, 1), OpenLease("s", 0.0, 2, 2))
-    leases.pushed(LeaseEnded(request_id="r", end="released"), 115.0)
+    leases.on_message(LeaseEnded(request_id="r", end="released"), 115.0)
     assert leases.held(115.0) == (OpenLease("s", 0.0, 2, 2),), (
         "what ended must not be claimed from the new one"
     )
@@ -87,18 +87,18 @@ def test_a_kvd_that_starts_anew_learns_what_is_still_held() -> None:
 def test_the_announcement_says_what_remains_when_it_is_sent() -> None:
     leases = opened()
     assert leases.opened_message("e", "r", 112.0).leases == (OpenLease("r", 18.0, 4, 1),)
-    leases.pushed(LeaseEnded(request_id="r", end="released"), 112.0)
+    leases.on_message(LeaseEnded(request_id="r", end="released"), 112.0)
     assert leases.opened_message("e", "r", 112.0).leases == ()
 
 
 def test_other_messages_are_not_about_leases() -> None:
-    assert opened().pushed(Ok(), 100.0) is None
+    assert opened().on_message(Ok(), 100.0) is None
 
 
 def test_kvd_is_told_of_a_lease_that_our_clock_ended() -> None:
     leases = opened()
     told: list[Lease] = []
-    leases.pushed(LeaseEnded(request_id="r", end="released"), 101.0)
+    leases.on_message(LeaseEnded(request_id="r", end="released"), 101.0)
     leases.take_freed(101.0, told.append)
     leases.open("r", 30.0, 4, 102.0)
     leases.take_freed(1000.0, told.append)
@@ -124,7 +124,7 @@ def test_what_a_registration_has_no_room_for_is_delivered_after_it() -> None:
         leases.open(f"r{number}", 1000.0 + number, 1, time.monotonic())
     listed, more = leases.presented("e", time.monotonic())
     assert (len(listed), len(more)) == (MOST_LEASES_HELD, 2)
-    leases.pushed(LeaseEnded(request_id="r7", end="released"), time.monotonic())
+    leases.on_message(LeaseEnded(request_id="r7", end="released"), time.monotonic())
     messages = [one.message() for one in more]
     assert all(m.held and len(m.leases) <= MOST_LEASES_OPENED for m in messages)
     told = {lease.request_id for m in messages for lease in m.leases}

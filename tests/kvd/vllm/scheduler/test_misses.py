@@ -130,7 +130,7 @@ def test_what_cannot_recover_or_is_not_there_is_refused() -> None:
         "recompute",
         Script().open,
     )
-    answer = prefiller._pushed(order(NextLoads()))
+    answer = prefiller._on_message(order(NextLoads()))
     assert isinstance(answer, Refused)
     assert answer.code == "KVD-FORCE-ROLE"
     engine = Engine("d")
