@@ -1,8 +1,8 @@
 """Writes the completion scripts from the command line itself.
 
-The scripts are static: a press of Tab takes 1.5 ms. typer's own machinery starts Python each time, which takes 170 ms
-for the name of a command and 300 ms for an option of describe-topology, on an idle core. Only names of engines, hosts
-and leases are asked for as they are wanted (`kvctl.cli.live_names`).
+The scripts are static: a press of Tab takes 1.5 ms. typer's own machinery starts Python each time. On an idle core that
+takes 170 ms for the name of a command, and 300 ms for an option of describe-topology. Only names of engines, hosts and
+leases are asked for as they are wanted (`kvctl.cli.live_names`).
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def describe_topology(  # noqa: PLR0913 (options)
     For every pair of engines that kvd knows: which rank reads from which, heads, bytes and separate copies a block,
     what one request costs, and what to know of it. A pair is a decoding engine and a prefilling one of the same model;
     two named ones are compared whatever they are. A name may also be a geometry file or a model with its options
-    (qwen3-32b:tp=4,layout=HND); --model with --local and --remote is short for two of those and asks no kvd.
+    (qwen3-32b:tp=4,layout=HND). --model with --local and --remote is short for two of those and asks no kvd.
     nixl://HOST:5600 and mooncake://HOST:8998 ask stock connectors of vLLM, without any kvd. With -o wide also each
     single read and the factors that agree. With --fleet the pairs of all known hosts, engines that are alike told of
     once. Exit code 1 when a pair shown does not fit, 4 where some hosts did not answer.

@@ -32,10 +32,10 @@ def diff(
 ) -> None:
     """Two engines compared factor by factor.
 
-    Each is an engine that kvd knows, a model with its options (qwen3-32b:tp=4,layout=HND or path/config.json:tp=4), a
-    geometry file, or the engine behind a stock connector of vLLM: nixl://HOST:5600 or mooncake://HOST:8998, with
-    :model=qwen3-32b,tp=4 where its pages are to be compared too. Exit code 0 when nothing differs, 1 when something
-    does, handled or not.
+    Each is an engine that kvd knows, a model with its options (qwen3-32b:tp=4,layout=HND or path/config.json:tp=4), or
+    a geometry file. nixl://HOST:5600 and mooncake://HOST:8998 are engines behind a stock connector of vLLM. Add
+    :model=qwen3-32b,tp=4 to compare their pages too. Exit code 0 when nothing differs, 1 when something does, handled
+    or not.
     """
     here, there = load((local, remote), settings)
     body = diff_document(

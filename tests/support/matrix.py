@@ -115,9 +115,9 @@ def _table(title: str, text: str, cells: tuple[Cell, ...]) -> Table:
 
 ANSWERS = _table(
     "Answers",
-    """Asked were prompts of one prefill chunk and of many, in push in every order in which the two sides can hear of
-them; eight requests at once; prefixes that one side has already. `equal`: every answer was, token for token, that of
-one engine alone, every transfer stands in the ledger as done, and in the end no block was held.""",
+    """The prompts had one prefill chunk and many. In push the two sides heard of them in every possible order. Eight
+requests were sent at once, too, and prompts with prefixes that one side has already. `equal`: every answer was, token
+for token, that of one engine alone. Every transfer stands in the ledger as done, and in the end no block was held.""",
     CELLS,
 )
 WORKERS = _table(
@@ -137,11 +137,11 @@ back; the next request was handed over. `-`: nothing is written with `direct`, t
 OF_CONFIGURATIONS = Table(
     "Configurations",
     """Two prompts, for each data-parallel rank: one of a chunk and one of several. `works`: the answer was, token for
-token, that of the decoder alone; all of the prompt was loaded, as the ledger and vLLM's own count say, and none of it
-computed again; as many drafts were accepted as without a hand-over. `prefixes cached`: prompts that go on where the
-one before ended, of which nothing was moved again that the decoder has in whole blocks; of GDN the right answer is that
-of a hand-over with empty caches. Pull and push are KvdConnector's; `stock` are vLLM's NixlConnector and
-NixlPushConnector on the same engines. Where something else came of it, the words in backticks are an engine's.""",
+token, that of the decoder alone. The ledger and vLLM's own count say that all of the prompt was loaded, and none of it
+computed again. As many drafts were accepted as without a hand-over. `prefixes cached`: each prompt goes on where the
+one before ended, and no whole block that the decoder has was moved again. For GDN the right answer is that of a
+hand-over with empty caches. Pull and push are KvdConnector's; `stock` are vLLM's NixlConnector and NixlPushConnector on
+the same engines. Where something else came of it, the words in backticks are an engine's.""",
     "configuration",
     tuple(row.name for row in CONFIGURATIONS),
     tuple(COLUMNS),
@@ -200,8 +200,8 @@ NOT_HERE = (
     ),
     NotHere(
         "some caches of the last builds: HiSparse with its host pool; circular buffers that "
-        "`--decode-context-parallel-size` spreads; between engines of unlike numbers of workers, keys and values in "
-        "slots of their own (NVFP4) and states with records beside them",
+        "`--decode-context-parallel-size` spreads. Between engines with different numbers of workers: keys and values "
+        "in slots of their own (NVFP4), and states with records beside them",
         "the engine does not start, and names the group; the unlike pair is refused at the handshake "
         "([connector.md](connector.md#kinds-of-cache))",
         "which bytes belong to which head, row or block is not known there: the pool has blocks of its own, and stock "

@@ -42,10 +42,10 @@ engines on a CPU, each column a fault that a request meets on its way:
 
 {faults}
 
-`recompute`: the answer is, token for token, what the decoder answers by itself. `reuse`: it is what it answers with the
-prefiller's KV, of models whose two answers differ; `both` where they are the same. In every cell that has one of these
-the request came to its end by itself, in the end no request waited or ran and every block of the decoder was free, and
-but for the last fault the next hand-over was right.
+`recompute`: the answer is, token for token, what the decoder answers by itself. `reuse`: it is what the decoder answers
+with the prefiller's KV, for models whose two answers differ. `both`: the two answers are the same. In every cell that
+has one of these, the request came to its end by itself. In the end no request waited or ran, and every block of the
+decoder was free. After every fault but the last one the next hand-over was right.
 
 With {versions}.
 

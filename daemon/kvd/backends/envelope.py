@@ -1,8 +1,8 @@
 """The envelope around a transfer engine's own metadata: says whose it is before the engine is shown a byte of it.
 
 An engine answers a foreign blob with one word at best. The envelope names the backend, its version, the agent and the
-memory behind it: so a refusal can name both values, and a lane knows on which device each remote address lives, which
-descriptors alone don't say.
+memory behind it. So a refusal can name both values. A lane knows from it on which device each remote address lives,
+which descriptors alone don't say.
 
 Layout: 4 bytes magic, 2 bytes envelope version, 4 bytes length of the header (big endian), header (JSON), blob.
 """

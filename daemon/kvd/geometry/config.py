@@ -53,10 +53,10 @@ class Parallel:
 class CacheOptions:
     """What an engine's command line decides about its cache; defaults are those of vLLM 0.32 on a GPU.
 
-    ``block_size`` and ``kernel_block`` (the least that the attention kernel takes) are in local tokens, ``layout`` is
-    vLLM's name, ``align`` tells that states are kept at block boundaries (prefix caching), ``channels_first`` is
-    ``VLLM_SSM_CONV_STATE_LAYOUT=DS``, ``packing`` how vLLM's CPU attention arranges a block (None on a GPU; a CPU's
-    block size is 128, its kernel block 32 and its layout LBHNC).
+    ``block_size`` and ``kernel_block`` (the least that the attention kernel takes) are in local tokens. ``layout`` is
+    vLLM's name. ``align`` tells that states are kept at block boundaries (prefix caching). ``channels_first`` is
+    ``VLLM_SSM_CONV_STATE_LAYOUT=DS``. ``packing`` is how vLLM's CPU attention arranges a block, None on a GPU. A CPU's
+    block size is 128, its kernel block 32 and its layout LBHNC.
     """
 
     block_size: int = 16

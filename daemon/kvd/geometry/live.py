@@ -218,9 +218,9 @@ def packed_layer(
 
     Values and their scales packed into one cell.
 
-    What stands inside a cell of ``cell`` bytes is not looked at: it moves whole, so heads and tokens can be
-    resharded and ``packing``, vLLM's name of the format, must be the same on both sides. ``heads`` is None
-    where all ranks hold the same cells (MLA). Raises `UnknownShape` where shape and facts disagree.
+    What stands inside a cell of ``cell`` bytes is not looked at: it moves whole. So heads and tokens can be resharded,
+    and ``packing``, vLLM's name of the format, must be the same on both sides. ``heads`` is None where all ranks hold
+    the same cells (MLA). Raises `UnknownShape` where shape and facts disagree.
     """
     at = dims_of(tensor, ("block", "head", "token", "dim"))
     kernel_blocks, tokens = _tokens(tensor, at, blocks)
@@ -250,9 +250,9 @@ def whole_block_layer(
     The caches of sparse attention hold the values of all tokens of a kernel block first and then all scales, so a
     token's bytes stand in two places. Others keep an entry for several tokens, ``covers`` of them, or arrange keys and
     values of all ``heads`` of a worker in slots of their own. ``heads`` is None where all workers hold the same.
-    ``packing`` says what is in there; that and the tokens of a kernel block, of which a block may be several, must be
-    the same on both sides, and so must context parallelism and how heads are split. Raises `UnknownShape` where shape
-    and facts disagree or a cell is not one piece.
+    ``packing`` says what is in there. Both sides must have the same ``packing``, tokens of a kernel block (a block may
+    be several), context parallelism and split of heads. Raises `UnknownShape` where shape and facts disagree or a cell
+    is not one piece.
     """
     at = dims_of(tensor, ("block", "head", "token", "dim"))
     kernel_blocks, _ = _tokens(tensor, at, blocks, covers)

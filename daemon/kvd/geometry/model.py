@@ -1,7 +1,7 @@
 """What a worker's KV cache looks like, byte for byte: axes, fields, pages, layers, groups, workers, engines.
 
 A *field* is one logical tensor inside a page (``k``, ``v``, ``latent``, ``conv.x``, ``ssm``). On a worker it is a
-strided box of that logical tensor: for each axis the global index of its first element, how many elements it holds, the
+strided box of that logical tensor. Each axis has the global index of its first element, how many elements it holds, the
 global step between them and the byte stride. Nothing here knows about NHD or HND, about joined K and V, about
 replicated heads: those are only other numbers in the same axes.
 """

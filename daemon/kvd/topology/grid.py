@@ -17,8 +17,8 @@ Int32 = NDArray[np.int32]
 class Grid:
     """Where each of a plan's rows stands in every block, on both sides.
 
-    Row ``r`` of block ``b`` is ``length[r]`` bytes at ``local[r] + b * local_stride[r]`` here and the same with
-    ``remote`` there: it is cell ``r * blocks + b``, with the number of blocks of that side. All columns are int64 and
+    Row ``r`` of block ``b`` is ``length[r]`` bytes at ``local[r] + b * local_stride[r]`` here, and the same with
+    ``remote`` there. It is cell ``r * blocks + b``, with the number of blocks of that side. All columns are int64 and
     of one length. Grids are compared by identity, so that a backend can keep what it made of one.
     """
 

@@ -1,7 +1,8 @@
 """What a set of safetensors files holds: names, types and shapes of all tensors, and samples of their bytes.
 
-The format, as its authors publish it: 8 bytes, the header's length in little-endian; the header, a JSON object of
-``name: {dtype, shape, data_offsets}``, with ``__metadata__`` beside them; the tensors' bytes, which the offsets count.
+The format, as its authors publish it, has three parts. The first 8 bytes are the header's length in little-endian. The
+header is a JSON object of ``name: {dtype, shape, data_offsets}``, with ``__metadata__`` beside them. The rest are the
+tensors' bytes, which the offsets count.
 """
 
 from __future__ import annotations

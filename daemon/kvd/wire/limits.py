@@ -129,8 +129,8 @@ FOR_CLIENTS = frozenset(
 FOR_CLIENTS_AND_LINKS = FOR_CLIENTS | {"engines", "engine_described", "peer_ready"}
 """The same for who connects to a kvd. Another kvd that was asked may answer with the last three."""
 MOST_WHOLE_WORKERS = 512
-"""Workers of a card that is not in parts, as a kvd takes it: each has facts, and 256 of these in 1 KB are as many
-objects, so that 16 MiB of them took 2 s and 240 MB to decode. Kvds tell cards in parts."""
+"""Workers of a card that is not in parts, as a kvd takes it. Each has facts, and 256 of these in 1 KB are as many
+objects: 16 MiB of them took 2 s and 240 MB to decode. Kvds tell cards in parts."""
 
 
 def bytes_allowed(kind: str) -> int:

@@ -87,26 +87,24 @@ OTHER = "other"
 class TransferRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One worker's part of moving one request's KV.
 
-    ``started`` is Unix time in seconds; stages are durations in seconds measured on the worker's monotonic
-    clock, in the order in which they happen: ``queued`` (scheduler's claim to the worker's start),
-    ``handshake``, ``plan``, ``post``, ``wire`` (end of posting to last completion). They do not overlap; an
-    engine that copies while it posts shows that time as ``post``. Of a load in pieces ``plan`` is the first
-    one's; the others are planned between posts, and count as ``post``. Of a push they are ``queued``,
-    ``handshake``, ``announce`` (until the prefiller has acknowledged), ``wait`` (until the first layer is
-    there) and ``wire`` (until the last one is): most of it is the prefiller's computing. The last one, ``other``, is
-    what passed between these, with attempts that failed: all stages together are what the load took. Records of older
-    workers have none. ``bytes`` counts every
-    byte that a descriptor names once; ``coalesced_descriptors`` is 0 where the prefiller writes, since only it
-    knows.
+    ``started`` is Unix time in seconds. Stages are durations in seconds, measured on the worker's monotonic clock, in
+    the order in which they happen. Those of a pull are ``queued`` (scheduler's claim to the worker's start),
+    ``handshake``, ``plan``, ``post`` and ``wire`` (end of posting to last completion). They do not overlap; an engine
+    that copies while it posts shows that time as ``post``. Of a load in pieces ``plan`` is the first one's; the others
+    are planned between posts, and count as ``post``. Those of a push are ``queued``, ``handshake``, ``announce`` (until
+    the prefiller has acknowledged), ``wait`` (until the first layer is there) and ``wire`` (until the last one is).
+    Most of that time is the prefiller's computing. The last one, ``other``, is what passed between these, with attempts
+    that failed: all stages together are what the load took. Records of older workers have none. ``bytes`` counts every
+    byte that a descriptor names once; ``coalesced_descriptors`` is 0 where the prefiller writes, since only it knows.
 
-    ``moments`` say when things happened, in seconds after ``started`` on the same clock: ``queued`` (the scheduler's
-    claim, so below zero), ``handshake`` (the peer was known), ``planned`` (the first piece), ``posting``, ``posted``,
-    ``first`` and ``last`` (completions), ``reported``, and of a push ``announced`` and ``taken``; what did not happen
-    is not there. ``attempts`` counts lanes that were tried, or announcements.
-    ``cause`` says in words why a miss is one, ``code`` in one of `kvd.wire.miss`.
-    The blocks are those of this worker and of the engine that it has the KV from; ``remote_blocks`` is empty where it
-    never learned them (pushes that missed). ``local_generation`` is filled in by kvd where a worker left it empty,
-    and ``uid``, the user of the process that reported it (-1: not known), always.
+    ``moments`` say when things happened, in seconds after ``started`` on the same clock; what did not happen is not
+    there. They are ``queued`` (the scheduler's claim, so below zero), ``handshake`` (the peer was known), ``planned``
+    (the first piece), ``posting``, ``posted``, ``first`` and ``last`` (completions), ``reported``, and of a push
+    ``announced`` and ``taken``. ``attempts`` counts lanes that were tried, or announcements. ``cause`` says in words
+    why a miss is one, ``code`` in one of `kvd.wire.miss`. The blocks are those of this worker and of the engine that it
+    has the KV from; ``remote_blocks`` is empty where it never learned them (pushes that missed). ``local_generation``
+    is filled in by kvd where a worker left it empty, and ``uid``, the user of the process that reported it (-1: not
+    known), always.
     """
 
     transfer_id: Id

@@ -68,13 +68,13 @@ class Fault:
 class LoadOrder:
     """Load one request's KV from a remote prefiller.
 
-    ``groups`` gives the local blocks to fill by group index. ``seconds`` from now the load must be complete,
-    or it is a miss. ``refused`` is the cause where the load must be reported as failed without being tried
-    (policy ``fail``). ``claimed`` is time.monotonic() of the scheduler's claim. With a ``transfer_id`` the KV is
-    pushed: ``prefill`` then names the engine and its generation and no blocks, the first ``computed`` of the ``tokens``
-    are here already, and ``digest`` is of the prompt, under the prefiller's key. With a ``fault`` it is to miss.
-    ``again`` counts the claims of this request before. ``unanswered``: its claim is under way still, so nothing of it
-    is reported before the `ClaimAnswer`, or kvd's word for its ``reader``; it was sent ``asked_before`` seconds ago.
+    ``groups`` gives the local blocks to fill by group index. ``seconds`` from now the load must be complete, or it is a
+    miss. ``refused`` is the cause where the load must be reported as failed without being tried (policy ``fail``).
+    ``claimed`` is time.monotonic() of the scheduler's claim. With a ``transfer_id`` the KV is pushed: ``prefill`` then
+    names the engine and its generation and no blocks. The first ``computed`` of the ``tokens`` are here already.
+    ``digest`` is of the prompt, under the prefiller's key. With a ``fault`` it is to miss. ``again`` counts the claims
+    of this request before. ``unanswered``: its claim is under way still, so nothing of it is reported before the
+    `ClaimAnswer`, or kvd's word for its ``reader``; it was sent ``asked_before`` seconds ago.
     """
 
     request_id: str

@@ -45,9 +45,9 @@ class ConnectorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     backend: Annotated[
         str,
         _says(
-            "What moves the bytes, the same on both engines: `nixl`, `mooncake`; `direct` between workers on one host;"
-            " `auto`, direct where it can be and else a transfer engine; `staged`, a transfer engine by way of host"
-            " memory; `memory` within one process, for tests."
+            "What moves the bytes, the same on both engines: `nixl` or `mooncake`. `direct` works between workers on"
+            " one host. `auto` is direct where it can be, and else a transfer engine. `staged` is a transfer engine by"
+            " way of host memory. `memory` works within one process, for tests."
         ),
     ] = "nixl"
     backend_options: Annotated[dict[str, Any], _says("Passed on to the backend; see docs/backends/.")] = {}

@@ -74,8 +74,8 @@ def complain(load: Load, now: float, peer: str, doing: str) -> None:
     past = now - load.deadline
     load.complain_at = now + past
     log.error(
-        "load of %s from %s is %.0f s past its deadline and cannot be given up while its thread is busy %s: its bytes"
-        " may still land, so its blocks stay in use and the request waits",
+        "load of %s from %s is %.0f s past its deadline and cannot be given up while its thread is busy %s."
+        " Its bytes may still arrive, so its blocks stay in use and the request waits",
         load.order.request_id,
         peer,
         past,

@@ -15,8 +15,8 @@ EXAMPLES = (
 def keys(context: typer.Context) -> None:
     """The key of this host, and the keys of the hosts that it trusts.
 
-    A host is known to others by its public key. kvd follows the list of trusted keys while it runs: whom it is told to
-    trust comes in, whom it is told to revoke is out within a second.
+    A host is known to others by its public key. kvd follows the list of trusted keys while it runs. A host that is
+    trusted comes in. A host that is revoked is out within a second.
     """
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())

@@ -87,11 +87,10 @@ def benchmark(  # noqa: PLR0913 - one for each option
 ) -> None:
     """What this host's transfer engines can move of a model's KV.
 
-    Two processes take memory of the model's shape, with as many blocks as --memory allows, and move requests between
-    them as the connector does: each backend, reads and writes, sizes, blocks that lie together or apart. Both run
-    here, or the one that is read from on the host of --to. Beside each rate stands what the machine did at best in the
-    same rounds, and the ratio to it. The first move of each case is compared byte by byte. Exit code 1 when a byte is
-    wrong.
+    Two processes take memory of the model's shape, with as many blocks as --memory allows. They move requests between
+    them as the connector does: each backend, reads and writes, sizes, blocks that lie together or apart. Both run here,
+    or the one that is read from on the host of --to. Beside each rate stands what the machine did at best in the same
+    rounds, and the ratio to it. The first move of each case is compared byte by byte. Exit code 1 when a byte is wrong.
 
     With --handshake: two kvds of its own and simulated workers, no bytes. All ranks of one engine ask for those of the
     other: cold, warm, for a replica and after a restart. Without a pair 1, 4, 8 and 16 ranks of a Llama-3.1-8B. Of the

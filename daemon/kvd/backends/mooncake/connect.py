@@ -3,8 +3,8 @@
 Mooncake's first post to a session asks the peer for its memory and waits a minute for the answer of one that is
 stopped; nothing ends that from outside. So a thread of its own makes the call, and where that does not come back in
 time it keeps the engine, on which nothing else was ever posted, until it does. The same thread sees to the end of what
-it posted: with CUDA IPC Mooncake copies on a stream of the thread that posts, which ends with it, and to ask for the
-state afterwards ends the process.
+it posted. With CUDA IPC Mooncake copies on a stream of the thread that posts. That stream ends with the thread, and
+asking for the state afterwards ends the process.
 """
 
 from __future__ import annotations

@@ -42,10 +42,10 @@ class NixlOptions(msgspec.Struct, frozen=True):
     """What `open_backend` takes as options.
 
     ``drain_s``: seconds that a lane being closed waits for its transfers to end. ``abandon``: what becomes of a lane
-    whose transfers did not: ``destroy`` it; ``park`` it (`kvd.backends.nixl.lane.Parked`), safe for our memory only
-    where all transports are software; or ``auto``: park where they surely are, as that spares the peer an abort.
-    ``copy_threads``: how many threads copy a large read of host memory, each with an agent of its own, where UCX copies
-    within the post (`kvd.backends.split_lane`).
+    whose transfers did not end. ``destroy`` destroys it. ``park`` keeps it (`kvd.backends.nixl.lane.Parked`), which is
+    safe for our memory only where all transports are software. ``auto`` parks it where they surely are, as that spares
+    the peer an abort. ``copy_threads``: how many threads copy a large read of host memory, each with an agent of its
+    own, where UCX copies within the post (`kvd.backends.split_lane`).
     """
 
     drain_s: float = 0.1

@@ -15,9 +15,9 @@ class SteadyClock:
     """The wall clock, and how long it has gone on without being set.
 
     ``wall`` is Unix time, ``steady`` a clock that nobody sets and that goes on while the machine sleeps. Records are
-    deleted for their age by this rule: only where the wall clock was not set by more than `JUMP_SECONDS`, either way,
-    for as long as the caller wants; kvd's start counts as a setting. A clock that is two weeks ahead for a moment
-    deletes nothing then, and one that is ahead for good does so after that time, and slowly.
+    deleted for their age only while the wall clock is steady. It is steady if nobody has set it by more than
+    `JUMP_SECONDS`, either way, for as long as the caller wants. kvd's start counts as a setting. So a clock that is two
+    weeks ahead for a moment deletes nothing. One that is ahead for good deletes after that time, and slowly.
     """
 
     wall: Callable[[], float] = time.time

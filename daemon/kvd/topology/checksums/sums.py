@@ -154,8 +154,8 @@ def classes_of(fld: Field, block_size: int) -> tuple[Classes, int]:
 class Recipe:
     """How the rows of a field are read from a page, whatever does it.
 
-    Units of ``unit`` bytes stand ``offset`` bytes into the page with ``extents`` and ``strides`` (bytes), in the order
-    heads or channels, tokens, the rest of a row; the first ``rows`` axes are not part of a row. ``weights`` has one
+    Units of ``unit`` bytes stand ``offset`` bytes into the page with ``extents`` and ``strides`` (bytes). Their order
+    is heads or channels, tokens, the rest of a row. The first ``rows`` axes are not part of a row. ``weights`` has one
     for each unit of a row, ``places`` one for each head or channel, of which those from ``cells[i]`` on are a cell's.
     ``tokens`` are those of a block that are held.
     """

@@ -94,8 +94,8 @@ def keeps_prefix(groups: Sequence[GroupFacts]) -> bool:
 def begins_behind_attention(groups: Sequence[GroupFacts]) -> bool:
     """Whether a load may begin behind what full attention has here, though other groups have less.
 
-    A load brings the states at its end, and of attention what is not cached (`cached_blocks`), of windows too. vLLM
-    looks up each group by itself for models with states and full attention, and for no others.
+    A load brings the states at its end, and of attention, windows too, what is not cached (`cached_blocks`). For models
+    with states and full attention, and for no others, vLLM looks up each group by itself.
     """
     return has_state(groups) and any(g.kind in {"full", "mla"} for g in groups)
 

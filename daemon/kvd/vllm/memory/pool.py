@@ -1,8 +1,8 @@
 """KV memory on CPUs that other processes can map: vLLM allocates its cache inside the context made here.
 
-vLLM (0.32, both of its CPU model runners) allocates all KV memory of a worker with one ``torch.zeros`` of bytes, within
-the context that the connector's ``get_mem_pool_context`` gives. torch has no pools of host memory to choose from, so
-the context stands before that one call and answers it from a memfd.
+Both CPU model runners of vLLM 0.32 allocate all KV memory of a worker with one ``torch.zeros`` of bytes. They do so
+within the context that the connector's ``get_mem_pool_context`` gives. The context answers that one call from a memfd,
+since torch has no pools of host memory to choose from.
 """
 
 from __future__ import annotations

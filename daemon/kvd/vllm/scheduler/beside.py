@@ -15,7 +15,7 @@ forgets it, lists it to no kvd, and refuses to extend it. So a lease that is ope
 since the params were made. The answer says two things: the lease was open at a moment after the claim was sent, and it
 stays open for some time from then on. What was read from the params on until that end was read under the lease.
 
-**What is asked of the answer.** The same as of one that is waited for: the prefiller's kvd confirms the lease, kvd
+**What is asked of the answer.** The same as of one that is waited for. The prefiller's kvd confirms the lease, kvd
 confirms the prefiller's generation, and all that was read came before the lease's end. Anything else is a miss.
 
 **What may happen meanwhile.**

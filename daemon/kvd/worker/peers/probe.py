@@ -1,10 +1,10 @@
 """Reads of a peer's null block, so that the first load finds a connection, and to see how fast the path is.
 
 A transfer engine connects, maps the peer's memory and prepares its lists with the first transfer of a lane. So when a
-peer becomes known the lane's thread reads its null block into the one here, from every worker that the plan reads from
-and every row of it. vLLM gives block 0 of a group to no request: what was to read is never a request's, and what lands
-there late harms nobody. It holds zeros on both sides, or what vLLM's own warm-up left there: kernels look at
-masked places of it, so it must stay finite, and a copy of the peer's is as good as our own.
+peer becomes known the lane's thread reads its null block into the one here, every row of it, from every worker that the
+plan reads from. Block 0 of a group belongs to no request in vLLM. So what is read is never a request's, and what lands
+there late harms nobody. The block holds zeros on both sides, or what vLLM's own warm-up left there. Kernels look at
+masked places of it, so it must stay finite. A copy of the peer's is as good as our own.
 
 Between GPUs the reads then go on for a moment and are judged (`kvd.topology.rate.slow_probe`). A load that arrives ends
 that; the one read that is under way is at most `READ_BYTES`.

@@ -29,8 +29,8 @@ WIDTHS = (16 << 10, 2 << 10)
 WASTE = 1.125
 """A wide piece is taken unless it covers more than this times what the narrowest would."""
 SEGMENT_WORDS = 8
-"""Words of a segment: its first tile, its pieces, pieces of a cell, blocks, first row, rows from one to the next, where
-the local block ids stand among all words, how many words after them the remote ones."""
+"""Words of a segment: its first tile, its pieces, pieces of a cell, blocks, first row, rows from one to the next. Then
+come where the local block ids stand among all words, and how many words after them the remote ones do."""
 _MOST = 1 << 31
 
 

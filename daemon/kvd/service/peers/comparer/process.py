@@ -1,8 +1,8 @@
 """The process that compares engines for kvd, so that a card which nobody can plan costs kvd nothing.
 
-A thread cannot be ended, and planning is calls into numpy that look at no clock: only a process can be given a limit of
-time and of memory that holds. kvd starts it with a socket as its standard input (`handle`), gives
-it one job after the other, and kills it when one takes too long.
+A thread cannot be ended, and planning is calls into numpy that look at no clock. Only a process can be given a limit of
+time and of memory that holds. kvd starts it with a socket as its standard input (`handle`), and gives it one job after
+the other. kvd kills it when one takes too long.
 """
 
 from __future__ import annotations
