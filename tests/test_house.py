@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 from collections import Counter
 from pathlib import Path
 
@@ -10,8 +11,11 @@ from tests.support.daemons import ROOT
 
 MOST_LINES = 400
 MOST_MODULES = 25
+LEAST_LINES = 4
 TWICE: dict[str, str] = {}
 """Class names that may stand in two places, with the reason."""
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def modules() -> list[Path]:
@@ -44,3 +48,42 @@ def test_a_class_name_means_one_thing() -> None:
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
     assert {name: where for name, where in places.items() if len(where) > 1 and name not in TWICE} == {}
+
+
+def shape(function: Function) -> str:
+    """What a function does, whatever it calls itself and what is its own; empty for short ones."""
+    body = [
+        one
+        for one in function.body
+        if not (isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant))
+    ]
+    if not body or (body[-1].end_lineno or 0) - body[0].lineno + 1 < LEAST_LINES:
+        return ""
+    own = [node.arg for node in ast.walk(function) if isinstance(node, ast.arg)]
+    made = ast.Module(copy.deepcopy(body), [])
+    names = [node for node in ast.walk(made) if isinstance(node, ast.Name)]
+    own += [name.id for name in names if isinstance(name.ctx, ast.Store)]
+    numbers = {name: str(number) for number, name in enumerate(dict.fromkeys(own))}
+    for name in names:
+        name.id = numbers.get(name.id, name.id)
+    return ast.dump(made)
+
+
+def test_no_function_stands_in_two_modules() -> None:
+    places: dict[str, dict[str, str]] = {}
+    for path in modules():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, Function) and (found := shape(node)):
+                places.setdefault(found, {})[str(path.relative_to(ROOT))] = node.name
+    assert [where for where in places.values() if len(where) > 1] == []
+
+
+def test_functions_that_differ_in_names_alone_are_found() -> None:
+    texts = [
+        f"def {name}({a}, {b}):\n    'says {name}'\n    {c} = {a}.x\n    if {c}:\n        f({b})\n    return {c}"
+        for name, a, b, c in ("gabc", "hxyz")
+    ]
+    one, other = (ast.parse(text).body[0] for text in texts)
+    assert isinstance(one, Function)
+    assert isinstance(other, Function)
+    assert shape(one) == shape(other) != ""

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from kvd.geometry.model import EngineGeometry, Group, WorkerGeometry
-from kvd.topology.blocks import BlockList, first_needed
+from kvd.geometry.model import EngineGeometry, WorkerGeometry
+from kvd.topology.blocks import BlockList, moved_blocks
 
 Blocks = dict[int, BlockList]
 
@@ -38,18 +38,16 @@ def requests(
     """
     sides = []
     for number, worker in enumerate((reader, source)):
-        needs = [_needed(group, tokens) for group in worker.groups]
-        total = count * sum(last - first for first, last in needs)
+        needs = [moved_blocks(group, tokens) for group in worker.groups]
+        total = count * sum(needed for _, needed in needs)
         if total > worker.num_blocks - 1:
             raise ValueError(f"{total} blocks are needed and {worker.num_blocks - 1} are there")
         free = _order(worker.num_blocks, fragmentation, seed=number).tolist()
         sides.append(
             [
                 {
-                    group.index: BlockList(
-                        first, np.array([free.pop() for _ in range(last - first)], np.int64)
-                    )
-                    for group, (first, last) in zip(worker.groups, needs, strict=True)
+                    group.index: BlockList(first, np.array([free.pop() for _ in range(needed)], np.int64))
+                    for group, (first, needed) in zip(worker.groups, needs, strict=True)
                 }
                 for _ in range(count)
             ]
@@ -62,7 +60,7 @@ def requests(
 
 def blocks_needed(worker: WorkerGeometry, tokens: int, count: int = 1) -> int:
     """Blocks that ``count`` requests take of a worker, with the null block that vLLM keeps."""
-    return 1 + count * sum(last - first for first, last in (_needed(g, tokens) for g in worker.groups))
+    return 1 + count * sum(moved_blocks(group, tokens)[1] for group in worker.groups)
 
 
 def whole_tokens(engines: Sequence[EngineGeometry], tokens: int) -> int:
@@ -88,14 +86,6 @@ def from_plain(plain: Mapping[str, Any]) -> MovedRequest:
         for side in ("reader", "source")
     )
     return MovedRequest(plain["name"], plain["tokens"], reader, source)
-
-
-def _needed(group: Group, tokens: int) -> tuple[int, int]:
-    """Numbers of the request's first block that moves, and of the one past the last."""
-    if group.kind == "mamba":
-        return 0, 1
-    first = first_needed(group.kind, group.block_size, group.window, tokens=tokens, computed=0)
-    return first, -(-tokens // group.block_size)
 
 
 def _order(blocks: int, fragmentation: str, seed: int) -> Any:

@@ -15,7 +15,7 @@ from kvctl.bench.process import END_SECONDS, START_SECONDS, introduction, option
 from kvctl.bench.remote import RemoteProcess, ServeTarget, begin, connect
 from kvctl.bench.transport import ucx_transport
 from kvctl.processes.interruption import held, unwinding
-from kvctl.processes.worker_process import WorkerProcess, good
+from kvctl.processes.worker_process import WorkerProcess, end_all, good
 from kvd.backends.contract import Operation
 from kvd.backends.registry import ADAPTERS
 from kvd.geometry.codec import worker_to_plain
@@ -150,7 +150,7 @@ def pair(
     """
     with unwinding() as stack:
         processes: list[Process] = []
-        stack.push(functools.partial(_end, processes))
+        stack.push(functools.partial(end_all, processes, END_SECONDS))
         logs = {name: ucx_log(name, backend.name, folder) for name in ("reader", "source")}
         with held():
             reader = start("reader", backend.name, folder, backend.environment)
@@ -206,11 +206,3 @@ def _source(
         processes.append(source)
     source.give(who)
     return source
-
-
-def _end(processes: list[Process], kind: type[BaseException] | None, *_: object) -> None:
-    """End both: in order, or at once after an exception. What they hold is memory, which needs no farewell."""
-    for process in processes:
-        process.dismiss()
-    for process in processes:
-        process.end(END_SECONDS if kind is None else 0.0)

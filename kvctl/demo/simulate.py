@@ -16,7 +16,7 @@ from kvctl.demo.screen import Board
 from kvctl.demo.simulated_model import BLOCK_TOKENS, MODEL, PERIOD
 from kvctl.processes.daemons import Kvd, two_hosts
 from kvctl.processes.interruption import held, unwinding
-from kvctl.processes.worker_process import WorkerProcess, good, start_worker
+from kvctl.processes.worker_process import WorkerProcess, end_all, good, start_worker
 
 PREFILL_RANKS, DECODE_RANKS = 2, 1
 BLOCKS = 48
@@ -55,7 +55,7 @@ def simulated(backend: str, folder: Path, board: Board) -> Iterator[Running]:
         board.end("kvd")
         board.begin("workers", f"starting {PREFILL_RANKS} prefilling workers and {DECODE_RANKS} decoding one")
         workers: list[WorkerProcess] = []
-        stack.push(functools.partial(_end, workers))
+        stack.push(functools.partial(end_all, workers, END_SECONDS))
         numbers = random.Random(7)  # noqa: S311 - reproducible on purpose
         engines = []
         for host, ranks in zip(hosts, (PREFILL_RANKS, DECODE_RANKS), strict=True):
@@ -81,14 +81,6 @@ def simulated(backend: str, folder: Path, board: Board) -> Iterator[Running]:
             prompts=PROMPTS,
             serve=serve,
         )
-
-
-def _end(workers: list[WorkerProcess], kind: type[BaseException] | None, *_: object) -> None:
-    """End all workers: in order, or at once after an exception. What they hold is memory, which needs no farewell."""
-    for worker in workers:
-        worker.dismiss()
-    for worker in workers:
-        worker.end(END_SECONDS if kind is None else 0.0)
 
 
 def _start(host: Kvd, place: tuple[int, int], backend: str, folder: Path) -> WorkerProcess:

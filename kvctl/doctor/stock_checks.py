@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import partial
-from ipaddress import ip_address
 
 from kvctl.doctor.checks import checked
 from kvctl.engines.pairs import described
@@ -14,6 +13,7 @@ from kvctl.engines.stock import StockAddress, stock_address, stock_engine
 from kvctl.errors import KvctlError, UsageError
 from kvctl.stock.bounded import StockGarbage, StockSilent, StockUnreachable
 from kvctl.views.doctor import Check, State
+from kvd.addresses import is_loopback
 from kvd.geometry.model import EngineGeometry
 
 PROBES = 3
@@ -60,7 +60,7 @@ def _one(address: StockAddress, timeout: float) -> tuple[list[Check], EngineGeom
                 "is it restarting, or do two engines or a balancer stand behind one address? Each needs its own",
             )
         )  # fmt: skip
-    if _is_loopback(address.host):
+    if is_loopback(address.host):
         checks.append(
             _stock(
                 "warning", "ADVERTISED_HOST_LOOPBACK",
@@ -89,13 +89,6 @@ def _code(error: KvctlError) -> str:
         return "LISTENER_DEAD"
     named = re.match(r"[A-Z]+(?:_[A-Z]+)+(?=:)", error.hint)
     return named[0] if named else "STOCK_MODEL"
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _build(address: StockAddress, engine: EngineGeometry) -> Iterator[Check]:

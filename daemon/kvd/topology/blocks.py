@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvd.geometry.model import GroupKind
+from kvd.geometry.model import Group, GroupKind
 from kvd.topology.descriptors import Int64
 
 NULL_BLOCK = 0
@@ -36,6 +36,14 @@ def first_needed(kind: GroupKind, block_size: int, window: int | None, *, tokens
     if kind in ("sliding_window", "chunked") and window:
         first = max(first, window_start(kind, window, tokens))
     return first // block_size
+
+
+def moved_blocks(group: Group, tokens: int) -> tuple[int, int]:
+    """Number of the first block that moves to a reader that has none, and how many do; of a state one."""
+    if group.kind == "mamba":
+        return 0, 1
+    first = first_needed(group.kind, group.block_size, group.window, tokens=tokens, computed=0)
+    return first, -(-tokens // group.block_size) - first
 
 
 def window_start(kind: GroupKind, window: int, tokens: int) -> int:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kvd.geometry.model import EngineGeometry, Group
-from kvd.topology.blocks import BlockList, first_needed
+from kvd.geometry.model import EngineGeometry
+from kvd.topology.blocks import BlockList, moved_blocks
 from kvd.topology.compat import groups_of
 from kvd.topology.compile import compile_plan
 from kvd.topology.pairing import read_pairs
@@ -114,15 +114,7 @@ def blocks_of(engine: EngineGeometry, tokens: int) -> dict[int, BlockList]:
     given: dict[int, BlockList] = {}
     free = 1  # block 0 is vLLM's null block
     for index, group in groups_of(engine).items():
-        first, count = _needed(group, tokens)
+        first, count = moved_blocks(group, tokens)
         given[index] = BlockList(first, np.arange(free, free + count, dtype=np.int64))
         free += count
     return given
-
-
-def _needed(group: Group, tokens: int) -> tuple[int, int]:
-    """Number of the first block that moves and how many do; of a state one."""
-    if group.kind == "mamba":
-        return 0, 1
-    first = first_needed(group.kind, group.block_size, group.window, tokens=tokens, computed=0)
-    return first, -(-tokens // group.block_size) - first

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import socket
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,6 +13,7 @@ from kvd.addresses import is_loopback
 from kvd.backends.contract import Operation
 from kvd.backends.cuda import driver as cuda_driver
 from kvd.backends.errors import BackendError, BackendUnavailable, RegistrationError
+from kvd.backends.last_reference import check_destroyed
 from kvd.backends.mooncake.library import LOG, NAME, MooncakeLibrary, engine_environment, told
 from kvd.backends.mooncake.listener import end_wait
 from kvd.backends.mooncake.mark import EngineMark
@@ -121,14 +121,8 @@ class MooncakeEngine:
             end_wait(self._port)
             self._gone = weakref.ref(self._engine)
             self._engine = None
-        if self._gone() is not None:
-            gc.collect()
-        if self._gone() is not None:
-            raise BackendError(
-                f"engine {self.session} is still referred to and was not destroyed: its transfers may still write",
-                backend=NAME,
-                hint="keep no Mooncake object outside kvd.backends.mooncake.engine",
-            )
+        hint = "keep no Mooncake object outside kvd.backends.mooncake.engine"
+        check_destroyed(self._gone, f"engine {self.session}", backend=NAME, hint=hint)
         cuda_driver.settle(self._device)
 
     def _register(self, regions: Sequence[Region]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import secrets
 import weakref
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from kvd.backends.cuda import driver as cuda_driver
 from kvd.backends.errors import BackendError, BackendUnavailable, RegistrationError
+from kvd.backends.last_reference import check_destroyed
 from kvd.backends.nixl.library import NAME, NixlLibrary, translate
 from kvd.backends.regions import parse_device
 from kvd.geometry.model import Region
@@ -155,14 +155,8 @@ class Agent:
             # The wrapper may be held by a frame of somebody's traceback; what does the work is the object inside.
             self._gone = weakref.ref(nixl.agent)
             del nixl.agent
-        if self._gone() is not None:
-            gc.collect()
-        if self._gone() is not None:
-            raise BackendError(
-                f"agent {self.name} is still referred to and was not destroyed: its transfers may still write",
-                backend=NAME,
-                hint="keep no NIXL object outside kvd.backends.nixl.backend",
-            )
+        hint = "keep no NIXL object outside kvd.backends.nixl.backend"
+        check_destroyed(self._gone, f"agent {self.name}", backend=NAME, hint=hint)
         if settle:
             cuda_driver.settle(self._device)
 

@@ -12,6 +12,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 
+from kvd.service.background_tasks import BackgroundTasks
 from kvd.service.engines.lease_room import MAX_OPEN, MAX_OPEN_OF_UID
 from kvd.service.engines.local_engine import Client
 from kvd.service.errors import RequestRefused
@@ -73,7 +74,7 @@ class Readers:
         self._bytes: Tally[int] = Tally()
         self._release = release
         self._counters = counters
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
 
     def claims(self, client: Client, claim: LeaseClaim, most: float) -> None:
         """A client claims a lease. What is not answered counts for ``most`` seconds.
@@ -144,15 +145,11 @@ class Readers:
         for one in sorted(mine, key=lambda one: one.until):
             by_endpoint.setdefault(one.key.endpoint, []).append(one)
         for readers in by_endpoint.values():
-            task = asyncio.get_running_loop().create_task(self._release_all(readers, client.name))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks.begin(self._release_all(readers, client.name))
 
     async def close(self) -> None:
         """Stop sending: what was not delivered ends by its time."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
 
     def _refuse_others(self, client: Client, message: LeaseClaim | LeaseRelease) -> None:
         one = self.remembered.get(message.reader)

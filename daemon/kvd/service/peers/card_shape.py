@@ -13,8 +13,7 @@ from collections.abc import Hashable, Iterator
 from kvd.geometry.alike import cut, read_shape
 from kvd.geometry.errors import GeometryError
 from kvd.service.engines.shape import engine_shape
-from kvd.service.fairness.queue import FairQueue
-from kvd.service.slices import Slices
+from kvd.service.slices import Slices, paced
 from kvd.wire.identity import EngineCard, WorkerCard
 
 DOCUMENT_BYTES = 32 << 10
@@ -32,8 +31,6 @@ class CardShapes:
 
     def __init__(self) -> None:
         self._slices = Slices()
-        self._busy = False
-        self._waiting: FairQueue[asyncio.Future[None]] = FairQueue()
 
     async def find(self, card: EngineCard, whose: Hashable) -> str:
         """The card's shape; empty where it is not small, or of a form that takes a closer look to say what it is.
@@ -42,34 +39,10 @@ class CardShapes:
         """
         if not _small(card):
             return ""
-        await self._wait_for_turn(whose)
-        try:
-            found = await self._slices.collect(_worker_shapes(card))
+        async with self._slices.turn((whose, None)):
+            found = [shape async for shape in paced(_worker_shapes(card))]
             await asyncio.sleep(0)
-        finally:
-            self._next()
         return engine_shape(card.engine, found) if len(found) == len(card.workers) else ""
-
-    async def _wait_for_turn(self, whose: Hashable) -> None:
-        if not self._busy:
-            self._busy = True
-            return
-        mine = asyncio.get_running_loop().create_future()
-        self._waiting.put((whose, None), mine)
-        try:
-            await mine
-        except asyncio.CancelledError:
-            if mine.done() and not mine.cancelled():
-                self._next()
-            raise
-
-    def _next(self) -> None:
-        """The turn is over: it is the next one's, of those that still wait."""
-        while (waiter := self._waiting.take()) is not None:
-            if not waiter.done():
-                waiter.set_result(None)
-                return
-        self._busy = False
 
 
 def _small(card: EngineCard) -> bool:

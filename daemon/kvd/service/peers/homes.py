@@ -10,10 +10,10 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any
 
+from kvd.service.background_tasks import BackgroundTasks
 from kvd.service.engines.liveness import AWAY_SECONDS
 from kvd.service.engines.local_engine import Client, LocalEngine
 from kvd.service.engines.registry import Registry
@@ -68,14 +68,14 @@ class Homes:
         self._me, self._registry, self._links, self._events = me, registry, links, events
         self._located = located
         self._homes: dict[Endpoint, _Home] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
 
     def registered(self, client: Client, at: Endpoint) -> None:
         """A worker whose engine has its home at another kvd is here, or here again."""
         home = self._homes.get(at)
         if home is None:
             home = self._homes[at] = _Home(at)
-            self._begin(self._keep(home))
+            self._tasks.begin(self._keep(home))
         known = home.workers.get(client.incarnation)
         home.workers[client.incarnation] = client
         home.gone.pop(client.incarnation, None)
@@ -94,18 +94,11 @@ class Homes:
 
     def look_up(self, engine: LocalEngine, home: Endpoint) -> None:
         """An engine is ready: fetch the whole of its card, for the ledger and for operators."""
-        self._begin(self._fetch(engine.facts.engine_id, home, engine.generation))
+        self._tasks.begin(self._fetch(engine.facts.engine_id, home, engine.generation))
 
     async def close(self) -> None:
         """Say no more. The workers live, and their home waits for the next kvd."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        await self._tasks.close()
 
     async def _fetch(self, engine_id: str, home: Endpoint, generation: str) -> None:
         try:

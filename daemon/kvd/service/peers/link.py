@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
+from kvd.service.background_tasks import BackgroundTasks
 from kvd.service.config import PeerSettings
 from kvd.service.errors import PeerAway
 from kvd.service.peers import troubles
@@ -103,11 +104,9 @@ class PeerLink:
         loop = asyncio.get_running_loop()
         self._connected: asyncio.Future[None] = loop.create_future()
         self._lost: asyncio.Future[None] = loop.create_future()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
         for work in (self._stay_connected, partial(self._ping, me)):
-            task = loop.create_task(self._for_ever(work))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)  # each has this link in its frame: a circle
+            self._tasks.begin(self._for_ever(work))
 
     @property
     def failed(self) -> bool:
@@ -133,8 +132,7 @@ class PeerLink:
         """Close the connection; who waits for an answer fails. With a reason a peer that once answered is down now."""
         why = reason or "it is not used any more"
         self._fail(list(self._asked), f"the link to the kvd at {self.endpoint} was ended: {why}")
-        for task in self._tasks:
-            task.cancel()
+        self._tasks.cancel()
         if self._channel is not None:
             self._channel.end()
         if reason and self.kvd_id and self.state != "down":
@@ -143,7 +141,7 @@ class PeerLink:
     async def close(self) -> None:
         """End it, also where that was done before, and return when nothing of it runs any more."""
         self.end()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
 
     def row(self) -> PeerRow:
         """The link as operators see it."""

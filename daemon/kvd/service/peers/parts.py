@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import Counter, deque
 
+from kvd.service.background_tasks import BackgroundTasks
 from kvd.service.engines.liveness import AWAY_SECONDS
 from kvd.service.engines.local_engine import Client
 from kvd.service.engines.registry import Registry
@@ -33,7 +34,7 @@ class ClientSender:
     def __init__(self, registry: Registry, local: Router, links: PeerLinks, counters: Counter[str]) -> None:
         self._registry, self._local, self._links, self._counters = registry, local, links, counters
         self._waiting: dict[Endpoint, deque[tuple[Client, PeerReady | PeerGone]]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
 
     def send(self, route: bytes, message: Message) -> None:
         """Send without waiting. A worker at another kvd is told until it knows, or is gone; each in its order."""
@@ -45,9 +46,7 @@ class ClientSender:
                 self._waiting[client.at].append((client, message))
                 return
             self._waiting[client.at] = deque([(client, message)])
-            task = asyncio.get_running_loop().create_task(self._tell(client.at))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks.begin(self._tell(client.at))
 
     async def ask(self, client: Client, message: Message, seconds: float) -> Message:
         """Ask a client, and wait for its answer. Raises `TimeoutError`."""
@@ -71,9 +70,7 @@ class ClientSender:
 
     async def close(self) -> None:
         """Stop telling."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
 
     async def _tell(self, at: Endpoint) -> None:
         waiting = self._waiting[at]

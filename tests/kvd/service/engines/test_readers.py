@@ -33,7 +33,7 @@ def readers(sent: list[LeaseRelease]) -> Readers:
 def gone(made: Readers, who: Client) -> None:
     async def run() -> None:
         made.client_gone(who)
-        await asyncio.gather(*made._tasks)
+        await asyncio.gather(*made._tasks.running)
 
     asyncio.run(run())
 

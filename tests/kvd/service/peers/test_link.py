@@ -81,12 +81,12 @@ def test_an_ended_link_fails_who_waits_with_the_reason_and_its_close_waits_for_i
     async def talk(made: PeerLink, _counters: Counter[str], told: Told) -> None:
         asking = asyncio.create_task(made.ask(Ping(kvd_id="here", kvd_generation="g"), 10))
         await asyncio.sleep(0)
-        tasks = set(made._tasks)
+        tasks = set(made._tasks.running)
         made.kvd_id = "there"
         made.end("its key is not trusted any more")
         await made.close()
         assert all(task.done() for task in tasks)
-        assert not made._tasks
+        assert not made._tasks.running
         with pytest.raises(PeerAway, match="its key is not trusted any more"):
             await asking
         assert (made.state, told.down) == ("down", ["its key is not trusted any more"])

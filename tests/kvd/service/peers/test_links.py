@@ -99,6 +99,6 @@ def test_links_that_are_made_while_they_are_closed_are_closed_too() -> None:
         name(links, "kvd", "late")
         late = links.links[Endpoint("late", 7400)]
         await closing
-        assert not late._tasks
+        assert not late._tasks.running
 
     linked(look, talk)
