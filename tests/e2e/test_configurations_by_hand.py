@@ -5,6 +5,7 @@ Nothing computes and nothing is moved; kvd says yes to everything. docs/matrix.m
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,22 @@ from typing import Any
 import pytest
 
 from kvd.vllm.params import CONTRACT, finished_prefill
+from kvd.wire.handshake import PeerReady
+from kvd.wire.identity import EngineCard
 from kvd.worker.cause import Cause
-from kvd.worker.orders import PushEnd
-from tests.support.configurations import ASYNCHRONOUS, BY_HAND, COLUMNS, OFFLOADING_BEHIND, Connector, Setup
-from tests.support.rigs.bench import KEY, prefill, prompt
-from tests.support.rigs.stepped import OURS, PREFILLER, SteppedScheduler, WillingKvd
+from kvd.worker.orders import PushEnd, PushStep
+from tests.support.configurations import (
+    ASYNCHRONOUS,
+    BY_HAND,
+    COLUMNS,
+    CONFIGURATIONS,
+    OFFLOADING_BEHIND,
+    Connector,
+    Setup,
+)
+from tests.support.odd_models import write as write_odd
+from tests.support.rigs.bench import GENERATION, KEY, prefill, prompt
+from tests.support.rigs.stepped import OURS, SteppedScheduler, WillingKvd, latents
 from tests.support.tiny_models import write_model
 
 pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore")]
@@ -26,6 +38,7 @@ PROMPT = 100
 TOKENS = list(range(10, 10 + PROMPT))
 ANSWER = 5
 PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
+PUSH = {"transfer_mode": "push", "kvd_transfer_id": "x", "kvd_contract": CONTRACT}
 OFFLOADING = {
     "kv_connector": "OffloadingConnector",
     "kv_role": "kv_both",
@@ -61,8 +74,8 @@ def opened(model: Path, kvd: WillingKvd) -> Iterator[Open]:
             "kv_connector_extra_config": {"connectors": list(connectors)},
         }
         given = several if len(connectors) > 1 else connectors[0]
-        made.append(SteppedScheduler(model, given, block=BLOCK, chunk=64, **more))
-        kvd.push(PREFILLER)  # as kvd does ahead of requests
+        made.append(SteppedScheduler(**{"model": model, **more}, connector=given, block=BLOCK, chunk=64))
+        kvd.push(kvd.peer)  # as kvd does ahead of requests
         return made[-1]
 
     yield open_
@@ -79,9 +92,8 @@ def connector(name: Connector, mode: str) -> dict[str, Any]:
 def handed_over(name: Connector, mode: str) -> dict[str, Any]:
     """What a decoder is given, with the entries of ours and of stock."""
     if name == "KvdConnector" and mode == "push":
-        entries = {"transfer_mode": "push", "kvd_transfer_id": "x", "kvd_contract": CONTRACT}
         where = {"remote_engine_id": "p", "remote_host": "h", "remote_port": 7}
-        return {"do_remote_prefill": True, "do_remote_decode": False, **entries, **where}
+        return {"do_remote_prefill": True, "do_remote_decode": False, **PUSH, **where}
     blocks = tuple(range(1, 1 + -(-PROMPT // BLOCK)))
     digest = prompt(TOKENS).digest(KEY, PROMPT)
     return finished_prefill(prefill((blocks,), tokens=PROMPT, digest=digest), tp=1, pp=1, dcp=1)
@@ -123,13 +135,24 @@ def test_with_asynchronous_scheduling_all_is_loaded_and_no_token_too_many_offere
 
 def prefilled(bench: SteppedScheduler, name: str) -> dict[str, Any]:
     """What a prefiller gives for the router."""
-    bench.arrive(name, TOKENS[::-1], dict(PREFILL), max_tokens=1)
+    bench.arrive(name, TOKENS, dict(PREFILL), max_tokens=1)
     given: list[dict[str, Any]] = []
     while bench.scheduler.has_unfinished_requests() or bench.under_way:
         bench.step()
         given += [one.kv_transfer_params for one in bench.outputs if one.kv_transfer_params]
     (params,) = given
     return params
+
+
+def pushed(bench: SteppedScheduler, name: str) -> list[int]:
+    """The blocks that a prefiller tells its workers to push, all that there are."""
+    bench.arrive(name, TOKENS, {**PREFILL, **PUSH}, max_tokens=1)
+    steps: list[PushStep] = []
+    while bench.scheduler.has_unfinished_requests() or bench.under_way:
+        steps += bench.step()[1].orders.pushes
+    assert {step.total for step in steps} == {PROMPT}
+    assert steps[-1].reached == PROMPT
+    return sorted({block for step in steps for _, ids in step.groups.values() for block in ids})
 
 
 @rows(OFFLOADING_BEHIND)
@@ -140,6 +163,52 @@ def test_beside_an_offloading_connector_what_was_prefilled_elsewhere_is_loaded_f
     bench = opened(connector(setup.connector, mode), OFFLOADING)
     assert decoded(bench, "d", handed_over(setup.connector, mode)) == "loaded"
     assert prefilled(bench, "p")["remote_num_tokens"] == PROMPT
+    record_property("found", BY_HAND)
+
+
+STEPPED = [row for row in CONFIGURATIONS if row.stepped is not None]
+
+
+@pytest.mark.parametrize(
+    ("setup", "column"),
+    [
+        pytest.param(Setup(row, name, column), column, id=f"{row}-{column.replace(' ', '_')}")
+        for row in STEPPED
+        for column, (name, _) in COLUMNS.items()
+    ],
+)
+def test_what_a_prefiller_of_several_workers_offers_is_loaded_whole(
+    opened: Open,
+    kvd: WillingKvd,
+    tmp_path: Path,
+    setup: Setup,
+    column: str,
+    record_property: Callable[[str, object], None],
+) -> None:
+    row, (name, mode) = setup.configuration, COLUMNS[column]
+    assert row.stepped is not None
+    model = (write_odd if row.model == "experts" else write_model)(row.model, tmp_path)
+    groups = [latents(BLOCK)] if row.model == "deepseek-v2" else ()
+    given = {**connector(name, mode), "kv_role": "kv_producer", "engine_id": "p"}
+    if expected := row.found.get(column):
+        with pytest.raises(ValueError, match=re.escape(expected.split("`")[1])):
+            opened(given, groups=groups, model=model, parallel=row.stepped)
+        record_property("found", expected)
+        return
+    prefiller = opened(given, groups=groups, model=model, parallel=row.stepped)
+    if pushes := (name, mode) == ("KvdConnector", "push"):
+        blocks, params = pushed(prefiller, "p"), handed_over(name, mode)
+    else:
+        params = prefilled(prefiller, "p")
+        (blocks,) = params["remote_block_ids"]
+        assert params["remote_num_tokens"] == PROMPT
+    assert len(blocks) == -(-PROMPT // (BLOCK * row.stepped.get("decode_context_parallel_size", 1)))
+    if name == "KvdConnector" and not pushes:
+        card = kvd.card()
+        engine = EngineCard(engine=card.engine, generation=GENERATION, workers=(), digest_key=card.digest_key)
+        kvd.peer = PeerReady(local_engine="d", peer=engine)
+    decoder = opened(connector(name, mode), groups=groups, model=model)
+    assert decoded(decoder, "d", params) == "loaded"
     record_property("found", BY_HAND)
 
 

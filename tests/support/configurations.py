@@ -31,7 +31,9 @@ class Configuration:
     Attributes:
         name: as the page calls it.
         model: of `tests.support.tiny_models` or `tests.support.odd_models`.
-        by_hand: whether vLLM's CPU build lacks it, so that no engines run.
+        by_hand: whether no engines run, as vLLM's CPU build lacks it without a word.
+        lacks: what vLLM's CPU build says instead of running it. Then its scheduler is stepped by hand.
+        stepped: vLLM's parallel arguments of a prefiller whose scheduler is stepped by hand.
         both, prefill, decode: vLLM's own arguments of both engines or of one.
         draft: a tiny model whose folder becomes the ``model`` of a ``speculative_config``.
         roles: ``kv_role`` of the two engines.
@@ -52,6 +54,8 @@ class Configuration:
     name: str
     model: str = "llama"
     by_hand: bool = False
+    lacks: str = ""
+    stepped: Mapping[str, Any] | None = None
     both: Mapping[str, Any] = field(default_factory=dict)
     prefill: Mapping[str, Any] = field(default_factory=dict)
     decode: Mapping[str, Any] = field(default_factory=dict)
@@ -72,7 +76,7 @@ class Configuration:
 
     def expected(self, column: str) -> str:
         """What came of it in that column."""
-        return self.found.get(column, WORKS)
+        return self.found.get(column, BY_HAND if self.by_hand or self.lacks else WORKS)
 
     def __str__(self) -> str:
         return self.name.replace(" ", "_").replace(",", "")
@@ -106,6 +110,7 @@ def _blocks(tokens: int) -> dict[str, Any]:
 
 
 _TP2 = {"tensor_parallel_size": 2}
+_EP2 = {**_TP2, "enable_expert_parallel": True}
 _DP2_EP = {"data_parallel_size": 2, "enable_expert_parallel": True}
 _TRACED = {"enforce_eager": False, "compilation_config": {"mode": 2, "backend": "eager"}}
 """On CPUs a stage has room for what comes from the one before only once it has warmed up, as a compiled one does."""
@@ -207,24 +212,40 @@ CONFIGURATIONS = (
     ),
     Configuration(name="GDN, TP 2 to 1, prefixes cached", model="qwen3.5-gdn", prefill=_TP2, **_STATES),
     Configuration(
-        name="experts, EP 2 to 1",
-        model="experts",
-        prefill={**_TP2, "enable_expert_parallel": True},
-        found=dict.fromkeys(COLUMNS, "not run: vLLM's CPU build crashes in `cpu_fused_moe.cpp`"),
+        name="experts, EP 2 to 1", model="experts", prefill=_EP2, stepped=_EP2, lacks="cpu_fused_moe.cpp"
     ),
     Configuration(
         name="experts, DP 2 and EP to 1",
         model="experts",
         prefill=_DP2_EP,
         ranks=(2, 1),
-        found=_lacks("NotImplementedError"),
+        stepped={**_DP2_EP, "data_parallel_rank": 1},
+        lacks="NotImplementedError",
+    ),
+    Configuration(
+        name="experts, DP 2 to 1, external balancing",
+        model="experts",
+        by_hand=True,
+        stepped={**_DP2_EP, "data_parallel_rank": 1, "data_parallel_external_lb": True},
+    ),
+    Configuration(
+        name="experts, DP 2 to 1, hybrid balancing",
+        model="experts",
+        by_hand=True,
+        stepped={
+            **_DP2_EP,
+            "data_parallel_rank": 1,
+            "data_parallel_hybrid_lb": True,
+            "data_parallel_size_local": 1,
+        },
     ),
     Configuration(
         name="DCP 2 to 1, latents",
         model="deepseek-v2",
         prefill=_DCP2,
-        found=_lacks("return the softmax LSE during decode, but CPUMLAImpl does not")
-        | _says(
+        stepped=_DCP2,
+        lacks="return the softmax LSE during decode, but CPUMLAImpl does not",
+        found=_says(
             "does not start",
             "NixlPushConnector does not support decode_context_parallel_size > 1",
             "stock push",
@@ -234,7 +255,8 @@ CONFIGURATIONS = (
         name="PCP 2 to 1, latents",
         model="deepseek-v2",
         prefill=_PCP2,
-        found=_lacks("Model Runner V1 does not support: prefill context parallel"),
+        stepped=_PCP2,
+        lacks="Model Runner V1 does not support: prefill context parallel",
     ),
     Configuration(
         name="sleep mode",

@@ -22,14 +22,15 @@ PREFILLER = PeerReady(
 
 
 class WillingKvd(Script):
-    """A kvd that knows every peer and every lease; while ``silent`` it says nothing of leases."""
+    """A kvd that takes every peer for ``peer`` and knows every lease; while ``silent`` it says nothing of leases."""
 
     silent = False
+    peer = PREFILLER
 
     def call(self, message: Message, timeout: float) -> Future[Message]:
         future = super().call(message, timeout)
         if isinstance(message, GetPeer):
-            future.set_result(PREFILLER)
+            future.set_result(self.peer)
         elif isinstance(message, LeaseClaim) and not self.silent:
             future.set_result(LeaseClaimed(request_id=message.key.request_id, seconds=20.0))
         return future
@@ -43,7 +44,8 @@ class SteppedScheduler:
     """A scheduler; every request that is scheduled says 7. ``groups`` are specs, one full attention if not given.
 
     ``ahead``: asynchronous scheduling. Each step is scheduled before it is known what came of the one before. The
-    scheduler is the one that ``choose`` puts into the configuration, as a worker may.
+    scheduler is the one that ``choose`` puts into the configuration, as a worker may. ``parallel`` is how its workers
+    share the work, of which there are none: it is not asked whether this machine's could.
     """
 
     def __init__(  # noqa: PLR0913 - what a scheduler is made of
@@ -58,8 +60,16 @@ class SteppedScheduler:
         chunk: int = 256,
         ahead: bool = False,
         choose: Callable[[Any], None] | None = None,
+        parallel: dict[str, Any] | None = None,
     ) -> None:
-        from vllm.config import CacheConfig, KVTransferConfig, ModelConfig, SchedulerConfig, VllmConfig
+        from vllm.config import (
+            CacheConfig,
+            KVTransferConfig,
+            ModelConfig,
+            ParallelConfig,
+            SchedulerConfig,
+            VllmConfig,
+        )
         from vllm.utils.hashing import sha256
         from vllm.v1.core.kv_cache_utils import init_none_hash, resolve_kv_cache_block_sizes
         from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
@@ -81,6 +91,7 @@ class SteppedScheduler:
                 **{"engine_id": "d", "kv_load_failure_policy": "recompute", **connector}
             ),
         )
+        config.parallel_config = ParallelConfig(**(parallel or {}))
         cache.num_gpu_blocks = pool
         caches = KVCacheConfig(
             num_blocks=pool,
@@ -165,3 +176,11 @@ def attention(block: int) -> Any:
     from vllm.v1.kv_cache_interface import FullAttentionSpec
 
     return FullAttentionSpec(block_size=block, num_kv_heads=1, head_size=16, dtype=torch.float32)
+
+
+def latents(block: int) -> Any:
+    """A layer of latents, of which all ranks hold the same (MLA)."""
+    import torch
+    from vllm.v1.kv_cache_interface import MLAAttentionSpec
+
+    return MLAAttentionSpec(block_size=block, num_kv_heads=1, head_size=48, dtype=torch.float32)
