@@ -6,6 +6,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import subprocess
+import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from kvctl.demo.deployment import PREFILL_PARAMS, Deployment, engines
+from kvctl.demo.deployment import PREFILL_PARAMS, Deployment, engine_id, engines
 from kvctl.demo.engine import EngineProcess
 from kvctl.demo.engine_spec import EngineSpec
 from kvctl.engines.probing import probed
@@ -176,6 +179,32 @@ def asked(pair: Pair, column: str) -> str:
         return "no answer"
     except (EngineGone, RuntimeError) as ended:
         return f"error: {ended}"
+    return described(pair) if pair.hosts is not None else WORKS
+
+
+def described(pair: Pair) -> str:
+    """What `kvctl describe-topology` shows of the engines: each worker reads, and is read from."""
+    row, hosts = pair.setup.configuration, pair.hosts
+    assert hosts is not None
+    command = [sys.executable, "-m", "kvctl", "--runtime-dir", str(hosts[1].directory), "describe-topology"]
+    done = subprocess.run(
+        [*command, "-o", "json"], check=False, capture_output=True, text=True, timeout=SECONDS
+    )
+    if done.returncode:
+        return f"not described: {done.stderr}"
+    readers, sources = set(), set()
+    for shown in json.loads(done.stdout)["pairs"]:
+        local, remote = shown["local"], shown["remote"]
+        if local["engine_id"].split("_dp")[0] != engine_id(hosts[1]):
+            continue  # of two engines that do both, the other way
+        assert shown["compatible"], shown
+        assert (
+            len({read["local_rank"] for read in shown["reads"]}) == local["tp"] * local["pp"] == row.workers
+        )
+        assert len({read["remote_rank"] for read in shown["reads"]}) == remote["tp"] * remote["pp"]
+        readers.add(local["engine_id"])
+        sources.add(remote["engine_id"])
+    assert (len(sources), len(readers)) == row.ranks or not row.ranks_named
     return WORKS
 
 

@@ -141,7 +141,11 @@ token, that of the decoder alone. The ledger and vLLM's own count say that all o
 computed again. As many drafts were accepted as without a hand-over. `prefixes cached`: each prompt goes on where the
 one before ended, and no whole block that the decoder has was moved again. For GDN the right answer is that of a
 hand-over with empty caches. Pull and push are KvdConnector's; `stock` are vLLM's NixlConnector and NixlPushConnector on
-the same engines. Where something else came of it, the words in backticks are an engine's.""",
+the same engines. Where something else came of it, the words in backticks are an engine's.
+
+`works, by hand`: vLLM's CPU build does not run it. So vLLM's own scheduler is stepped by hand: it offers, or pushes,
+all of the prompt, and a decoder's scheduler loads all of it. No bytes move there. Which bytes such workers read of each
+other is tested against an oracle that looks at every byte ([geometry.md](geometry.md)).""",
     "configuration",
     tuple(row.name for row in CONFIGURATIONS),
     tuple(COLUMNS),
