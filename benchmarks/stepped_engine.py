@@ -41,7 +41,7 @@ def _alone(_: str) -> contextlib.AbstractContextManager[None]:
 class SteppedEngine:
     """One engine. ``launches`` are the operations of a step that computes; ``around`` sees a step's parts."""
 
-    def __init__(  # noqa: PLR0913 - what an engine is made of
+    def __init__(
         self,
         model: Path,
         connector: dict[str, Any],
@@ -141,7 +141,7 @@ class SteppedEngine:
 
 @contextlib.contextmanager
 def one_process(folder: Path) -> Iterator[None]:
-    """vLLM's process groups of one process, which a worker's connector asks for its place."""
+    """VLLM's process groups of one process, which a worker's connector asks for its place."""
     from vllm.config import VllmConfig
 
     with set_current_vllm_config(VllmConfig()):

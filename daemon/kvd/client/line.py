@@ -11,7 +11,7 @@ import select
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from kvd.shown import logger
 from kvd.wire.limits import LARGEST
@@ -41,15 +41,16 @@ class LocalLine:
     when the connection that was so is lost.
     """
 
-    def __init__(self, address: str, wake: int, changed: Callable[[bool], None]) -> None:
-        """``wake`` is a descriptor that ends a wait as well."""
+    def __init__(self, address: str, wakes: Sequence[int], changed: Callable[[bool], None]) -> None:
+        """``wakes`` are descriptors that end a wait as well."""
         self.ready = False
         """Messages may be sent."""
         self._path = address.removeprefix(SCHEME)
-        self._wake = wake
+        self._wakes = frozenset(wakes)
         self._changed = changed
         self._poll = select.poll()
-        self._poll.register(wake, select.POLLIN)
+        for wake in wakes:
+            self._poll.register(wake, select.POLLIN)
         self._socket: socket.socket | None = None
         self._zmtp = _connection()
         self._events: Iterator[ZmtpEvent] | None = None  # of bytes that are here and not taken apart yet
@@ -58,12 +59,12 @@ class LocalLine:
         self._due = 0.0  # the next connection, or the end of this one's handshake
 
     def wait(self, milliseconds: int) -> bool:
-        """Until kvd has sent something, ``wake`` can be read, or that time is over. Whether ``wake`` can be read."""
+        """Until kvd has sent something, one of ``wakes`` can be read, or that time is over. Whether one can be read."""
         if not self.ready:
             milliseconds = min(milliseconds, self._keep_trying())
         woken = False
         for fd, mask in self._poll.poll(milliseconds if self._events is None else 0):
-            if fd == self._wake:
+            if fd in self._wakes:
                 woken = True
                 continue
             self._readable = self._readable or bool(mask & ~select.POLLOUT)

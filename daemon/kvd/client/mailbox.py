@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
+from kvd.client.alarm import Alarm
 from kvd.client.errors import ClientError
 from kvd.wire.frame import Message
 from kvd.wire.registration import RegisterScheduler, RegisterWorker
@@ -63,8 +65,9 @@ class Pending:
 class Mailbox:
     """What the session's thread and its callers both touch: the queue, the newest state, the wish to end.
 
-    ``inbox`` is appended to by callers and emptied by the thread (both are atomic on a deque); ``wake`` is an eventfd,
-    -1 once it is closed. ``state`` is replaced, never changed, so that reading it needs no lock.
+    ``inbox`` is appended to by callers and emptied by the thread (both are atomic on a deque). ``wake`` is an eventfd, -1
+    once it is closed; ``alarm`` wakes the thread for what is not due yet, since that may be posted within vLLM's step.
+    ``state`` is replaced, never changed, so that reading it needs no lock.
     """
 
     address: str
@@ -72,6 +75,7 @@ class Mailbox:
     card: Card
     on_push: Push | None
     wake: int
+    alarm: Alarm
     state: SessionState = field(default_factory=lambda: SessionState(since=time.monotonic()))
     changed: threading.Condition = field(default_factory=threading.Condition)
     inbox: deque[Pending] = field(default_factory=deque)
@@ -80,7 +84,7 @@ class Mailbox:
     _open: threading.RLock = field(default_factory=threading.RLock)
 
     def post(self, pending: Pending) -> bool:
-        """Put it into the inbox and wake the thread. False once the session closes, or where too many are in there.
+        """Put it into the inbox, and wake the thread when it is due. False once the session closes, or with too many there.
 
         What is in the inbox before ``closing`` is seen by the thread; after it there is nobody to see it, and the
         number of ``wake`` may be another's.
@@ -89,8 +93,17 @@ class Mailbox:
             if self.closing or len(self.inbox) >= QUEUE:
                 return False
             self.inbox.append(pending)
-            os.eventfd_write(self.wake, 1)
+            if pending.due > time.monotonic():
+                self.alarm.by(pending.due)
+            else:
+                os.eventfd_write(self.wake, 1)
             return True
+
+    def woken(self) -> None:
+        """On the thread: forget what woke it, before it looks into the inbox."""
+        with contextlib.suppress(BlockingIOError):  # it was the alarm
+            os.eventfd_read(self.wake)
+        self.alarm.rung()
 
     def end(self) -> None:
         """Have the thread say goodbye; nothing is posted from now on. Idempotent."""
@@ -105,6 +118,7 @@ class Mailbox:
             if self.wake >= 0:
                 os.close(self.wake)
                 self.wake = -1
+                self.alarm.close()
 
     def publish(self, state: SessionState) -> None:
         """Put a new state in the place of the old one, and tell who waits for it."""

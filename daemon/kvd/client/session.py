@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
+from kvd.client.alarm import Alarm
 from kvd.client.errors import ClientError, TimedOut
 from kvd.client.mailbox import QUEUE, Card, Fresh, Mailbox, Pending, Push, SessionState
 from kvd.client.session_thread import SessionThread
@@ -53,6 +54,7 @@ class KvdSession:
             card=card,
             on_push=on_push,
             wake=os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC),
+            alarm=Alarm(),
         )
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -93,7 +95,8 @@ class KvdSession:
         A refusal that is ``final`` ends it too: the future holds `RefusedByDaemon`.
         A newer message under the same key replaces the older one. A callable is called for each sending, on the
         session's thread, so that durations in it are fresh. After ``keep_seconds`` it is dropped, counted and logged,
-        and the future holds the reason; nobody needs to look at the future. It is not sent before ``after`` seconds.
+        and the future holds the reason; nobody needs to look at the future. It is not sent before ``after`` seconds, and
+        until then this session's thread is not woken for it.
         """
         now = time.monotonic()
         return self._put(Pending(message, Future(), now + keep_seconds, keep_seconds, key, due=now + after))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from concurrent.futures import Future
 from dataclasses import replace
@@ -45,7 +44,9 @@ class SessionThread:
 
     def __init__(self, mailbox: Mailbox) -> None:
         self.mailbox = mailbox
-        self.line = LocalLine(mailbox.address, mailbox.wake, self._connection_changed)
+        self.line = LocalLine(
+            mailbox.address, (mailbox.wake, mailbox.alarm.fileno()), self._connection_changed
+        )
         self.waiting: dict[int, Pending] = {}
         self.deliveries: dict[str, int] = {}
         self.last_id = 0
@@ -68,7 +69,7 @@ class SessionThread:
 
     def _wait(self, milliseconds: int) -> None:
         if self.line.wait(milliseconds):
-            os.eventfd_read(self.mailbox.wake)
+            self.mailbox.woken()
 
     def _pause_ms(self) -> int:
         now = time.monotonic()

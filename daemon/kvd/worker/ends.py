@@ -1,9 +1,10 @@
-"""Where every load of a worker ends: its checksums are compared, the step gets it, and the ledger a record of it."""
+"""Where every load of a worker ends: its checksums are compared, the step gets it, and later the ledger a record."""
 
 from __future__ import annotations
 
 import contextlib
 import queue
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -12,11 +13,12 @@ from kvd.shown import logger
 from kvd.wire.transfer import ReportTransfers, TransferRecord, bounded
 from kvd.worker.cause import Cause
 from kvd.worker.checksums.comparing import Checking
-from kvd.worker.load import Load, Standing
+from kvd.worker.later import Later
+from kvd.worker.load import Load
 from kvd.worker.orders import ClaimAnswer
 from kvd.worker.peers.slow_paths import Paths
 from kvd.worker.pull.unanswered import Unanswered
-from kvd.worker.records import answered, record, still_holds
+from kvd.worker.records import record
 from kvd.worker.session import SessionProtocol
 from kvd.worker.tally import TransferTally
 
@@ -50,6 +52,7 @@ class LoadEnds:
         self._tally = tally
         self._ended: queue.Queue[Load] = queue.Queue()
         self._unanswered = Unanswered()
+        self._later = Later()
 
     def take(self, wait: float = 0.0) -> Iterator[Load]:
         """Loads that ended since this was last asked; the first is waited for so many seconds."""
@@ -90,19 +93,26 @@ class LoadEnds:
         if load.then is not None:
             load.then(load)
             return
-        # On this thread, so that it takes nothing of the step that brings the answer.
-        before = self._record(load, complete) if load.claim is Standing.OPEN else None
-        report = partial(self._report, load, complete, before)
+        report = partial(self._report, load, complete)
         if not self._unanswered.keeps(load, report):
             report()
 
-    def _report(self, load: Load, complete: Complete | None, before: TransferRecord | None) -> None:
+    def write_down(self) -> None:
+        """Write down now what has ended: no step has any use for this thread."""
+        self._later.flush()
+
+    def close(self, until: float) -> None:
+        """Write all down; from now on that is done at once. Waits to time.monotonic() ``until`` at most."""
+        self._later.close(until)
+
+    def _report(self, load: Load, complete: Complete | None) -> None:
         if load.refused:
             load.spoil(load.refused)
 
         def ended() -> None:
+            load.reported = time.monotonic()
             self._ended.put(load)
-            self._write_down(load, complete, before)
+            self._later.put(partial(self._write_down, load, complete))
 
         if not self._checking.begin(load, ended):
             ended()
@@ -115,9 +125,8 @@ class LoadEnds:
             log.exception("no record of the load of %s", load.order.request_id)
             return None
 
-    def _write_down(self, load: Load, complete: Complete | None, before: TransferRecord | None) -> None:
-        holds = before is not None and still_holds(before, load)
-        entry = answered(before, load) if before is not None and holds else self._record(load, complete)
+    def _write_down(self, load: Load, complete: Complete | None) -> None:
+        entry = self._record(load, complete)
         if entry is None:
             return
         self._paths.note(entry)

@@ -70,7 +70,7 @@ class Load:
     ``lost``: the peer has nothing to read any more. ``dropped`` says why nobody waits for it any more. With a ``fault``
     this worker's part of it is to miss. ``sums``: the prefiller has checksums of what it pushed; ``checksum`` is what
     came of comparing them. ``claim`` is how its claim stands, ``answered`` when that became known, and ``refused`` why
-    nothing of it may be used.
+    nothing of it may be used. ``reported`` is when the step could have it.
     """
 
     order: LoadOrder
@@ -99,6 +99,7 @@ class Load:
     checksum: ChecksumResult = field(default_factory=ChecksumResult)
     claim: Standing = Standing.CONFIRMED
     answered: float = 0.0
+    reported: float = 0.0
     refused: Cause | None = None
 
     @property

@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-import msgspec
-
 from kvd.client.records import block_runs
 from kvd.geometry.model import WorkerGeometry
 from kvd.topology.blocks import BlockList
@@ -79,22 +77,6 @@ def with_other(load: Load, stages: dict[str, float]) -> dict[str, float]:
     return stages | {OTHER: max(0.0, whole - sum(stages.values()))}
 
 
-def still_holds(before: TransferRecord, load: Load) -> bool:
-    """Whether what was recorded of a load when it ended is what became of it."""
-    return (before.cause, before.checksum) == (text_of(load.cause), load.checksum)
-
-
-def answered(before: TransferRecord, load: Load) -> TransferRecord:
-    """The record of a load that ended before its claim was answered, now that it was."""
-    known = {"answered": load.answered} if load.answered else {}
-    times = {**known, "reported": time.monotonic()}
-    return msgspec.structs.replace(
-        before,
-        stages={**before.stages, **_claim(load)},
-        moments={**before.moments, **{name: at - load.received for name, at in times.items()}},
-    )
-
-
 def _claim(load: Load) -> dict[str, float]:
     """How long a load that had ended waited for the answer on its claim; nothing where it began after that."""
     return {"claim": max(0.0, load.answered - load.ended)} if load.order.unanswered else {}
@@ -102,7 +84,7 @@ def _claim(load: Load) -> dict[str, float]:
 
 def moments(load: Load, **times: float) -> dict[str, float]:
     """What happened when, in seconds after the order was received; ``times`` are 0 for what did not."""
-    all_times = {"queued": load.order.claimed, **times, "reported": time.monotonic()}
+    all_times = {"queued": load.order.claimed, **times, "reported": load.reported or time.monotonic()}
     return {name: at - load.received for name, at in all_times.items() if at}
 
 

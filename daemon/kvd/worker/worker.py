@@ -142,6 +142,8 @@ class WorkerHalf:
         self._reporting.results.sent.update(orders.freed)
         self._summing.begin(orders)
         self._staging = orders.stage
+        if orders.idle:
+            self._ends.write_down()
         now = time.monotonic()
         look_until = now + PATIENCE if orders.idle else 0.0
         for order in orders.loads:
@@ -256,6 +258,7 @@ class WorkerHalf:
         self._gate.close(until)
         stuck = self._peers.join(until) + self.pushing.join(until)
         self._peers.close()
+        self._ends.close(until)
         self._session.close()
         stuck += [work.name for work in (self._summing, self._checking) if not work.join(until)]
         if stuck:

@@ -29,7 +29,7 @@ class LineRig:
     def __init__(self, address: str) -> None:
         self.wake = os.eventfd(0, os.EFD_NONBLOCK)
         self.told: list[bool] = []
-        self.line = LocalLine(address, self.wake, self.told.append)
+        self.line = LocalLine(address, (self.wake,), self.told.append)
 
     def messages(self, count: int) -> list[bytes]:
         """So many messages, as soon as they are here."""

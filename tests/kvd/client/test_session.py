@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
+import select
 import signal
 import threading
 import time
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,7 +16,9 @@ import msgspec
 import pytest
 import zmq
 
+from kvd.client.alarm import Alarm
 from kvd.client.errors import ClientError, ProtocolError, RefusedByDaemon, TimedOut, Unencodable, Unreachable
+from kvd.client.mailbox import Mailbox, Pending
 from kvd.client.session import KvdSession
 from kvd.wire.frame import WIRE_VERSION, Message, decode, encode
 from kvd.wire.handshake import GetPeer
@@ -129,6 +133,25 @@ def test_a_delivery_that_is_put_off_is_sent_then_or_at_the_end() -> None:
         late = one.deliver("late", message, after=60.0)
         one.close()
         assert late.result(0) == Ok()
+
+
+def test_what_is_put_off_does_not_wake_the_thread_before(tmp_path: Path) -> None:
+    thread, others = os.eventfd(0, os.EFD_NONBLOCK), Alarm()
+    box = Mailbox(str(tmp_path), "test", lambda: worker(facts("e")), None, thread, others)
+    try:
+        due = time.monotonic() + 0.05
+        assert box.post(Pending(GetStatus(), Future(), math.inf, math.inf, due=due))
+        assert select.select([thread, others.fileno()], [], [], 0)[0] == []
+        assert select.select([thread, others.fileno()], [], [], 10)[0] == [others.fileno()]
+        assert time.monotonic() >= due
+        box.woken()
+        assert box.post(Pending(GetStatus(), Future(), math.inf, math.inf))
+        assert select.select([thread, others.fileno()], [], [], 0)[0] == [thread]
+        box.woken()
+        assert select.select([thread, others.fileno()], [], [], 0)[0] == []
+    finally:
+        box.end()
+        box.ended()
 
 
 def test_a_newer_delivery_takes_the_place_of_an_older_one(tmp_path: Path) -> None:

@@ -158,7 +158,7 @@ def test_whatever_is_pushed_is_what_pull_would_leave(lands: bool, data: st.DataO
         results = gather(sides.half, 1)
         assert not results.failed, sides.half.outcomes()
         assert sides.rig.as_pulled(request, rank, decoder=True)
-        reports = [d.message for d in sides.wire.delivered if isinstance(d.message, ReportTransfers)]
+        reports = eventually(lambda: sides.wire.told(ReportTransfers))
         (record,) = (record for report in reports for record in report.records)
         assert record.local_blocks == block_runs(request.local)
         if record.bytes:  # whoever supplied any of it says where it stood

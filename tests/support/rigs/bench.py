@@ -260,6 +260,7 @@ class Asked:
     message: Any
     future: Future[Message]
     key: str = ""
+    after: float = 0.0
 
     def answer(self, message: Message) -> None:
         self.future.set_result(message)
@@ -297,10 +298,10 @@ class Script:
         message: Message | Callable[[], Message],
         keep_seconds: float = 600.0,  # noqa: ARG002 - as the real one
         *,
-        after: float = 0.0,  # noqa: ARG002
+        after: float = 0.0,
     ) -> Future[Message]:
         fresh = message() if callable(message) else message
-        self.delivered.append(Asked(_over_the_wire(fresh), Future(), key))
+        self.delivered.append(Asked(_over_the_wire(fresh), Future(), key, after))
         return self.delivered[-1].future
 
     def close(self, timeout: float = 2.0) -> None:  # noqa: ARG002 - as the real one

@@ -13,6 +13,8 @@ from kvd.wire.handshake import GetPeer, PeerReady
 from kvd.wire.identity import Endpoint, EngineCard
 from kvd.wire.lease import LeaseClaim, LeaseRelease
 from kvd.wire.reply import Refused
+from kvd.worker.cause import Cause
+from kvd.worker.later import LATER_SECONDS
 from kvd.worker.orders import StepOutcomes
 from kvd.worker.settings import ConnectorSettings
 from tests.support.rigs.bench import GENERATION, KEY, Script, facts, prefill, why
@@ -110,6 +112,33 @@ def test_a_prompt_that_is_cached_here_needs_nothing_and_lets_the_lease_go() -> N
     engine.answer()
     assert engine.half.matched_tokens(request, 8) == (0, False)
     assert [r.result for r in engine.script.told(LeaseRelease)] == ["done"]
+
+
+@pytest.mark.parametrize(("cause", "later"), [(None, True), (why("lost"), False)], ids=["done", "miss"])
+def test_a_lease_is_released_after_the_step_of_the_first_token_and_at_once_where_there_is_none(
+    cause: Cause | None, later: bool
+) -> None:
+    engine = Engine("d")
+    request = engine.arrive(from_prefiller())
+    engine.answer()
+    engine.half.matched_tokens(request, 0)
+    engine.half.allocated(request, ([1, 2, 3],), 10)
+    engine.half.step_orders()
+    engine.half.loads_ended({"r"}, StepOutcomes({"r": cause}, prefixes={"r": 0} if cause else {}))
+    (release,) = (one for one in engine.script.delivered if isinstance(one.message, LeaseRelease))
+    assert release.after == (LATER_SECONDS if later else 0.0)
+
+
+def test_a_request_that_was_aborted_releases_its_lease_at_once() -> None:
+    engine = Engine("d")
+    request = engine.arrive(from_prefiller())
+    engine.answer()
+    engine.half.matched_tokens(request, 0)
+    engine.half.allocated(request, ([1, 2, 3],), 10)
+    engine.half.finished(request, ([1, 2, 3],), completed=False)
+    engine.half.loads_ended({"r"}, StepOutcomes({"r": None}))
+    (release,) = (one for one in engine.script.delivered if isinstance(one.message, LeaseRelease))
+    assert release.after == 0.0
 
 
 def test_a_finished_load_releases_the_lease() -> None:

@@ -1,0 +1,116 @@
+"""What is put off until the step of a load's first token is launched."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from kvd.worker import later
+from kvd.worker.later import LATER_SECONDS, Later
+from kvd.worker.orders import StepOrders
+from tests.support.rigs.bench import order, prefill, ready
+from tests.support.rigs.pull import Rig
+
+SECONDS = 10.0
+
+
+@pytest.fixture
+def works() -> Iterator[Later]:
+    made = Later()
+    yield made
+    made.close(time.monotonic() + SECONDS)
+
+
+def test_work_is_done_later_on_another_thread(works: Later) -> None:
+    done = threading.Event()
+    found: list[tuple[float, str]] = []
+
+    def work() -> None:
+        found.append((time.monotonic(), threading.current_thread().name))
+        done.set()
+
+    began = time.monotonic()
+    works.put(work)
+    assert done.wait(SECONDS)
+    ((at, thread),) = found
+    assert (at >= began + LATER_SECONDS, thread) == (True, "kvd-later")
+
+
+def test_a_flush_does_it_here_and_once(works: Later, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(later, "LATER_SECONDS", 3600.0)
+    found: list[str] = []
+    for name in "ab":
+        works.put(lambda name=name: found.append(f"{name} {threading.current_thread().name}"))  # type: ignore[misc]
+    assert found == []
+    here = threading.current_thread().name
+    works.flush()
+    works.flush()
+    assert found == [f"a {here}", f"b {here}"]
+
+
+def test_the_end_does_all_that_is_left_and_what_comes_after_at_once(
+    works: Later, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(later, "LATER_SECONDS", 3600.0)
+    found: list[str] = []
+    works.put(lambda: found.append("before"))
+    works.close(time.monotonic() + SECONDS)
+    assert found == ["before"]
+    works.put(lambda: found.append("after"))
+    assert found == ["before", "after"]
+    works.close(time.monotonic() + SECONDS)
+
+
+def test_work_that_fails_keeps_nothing_from_being_done(
+    works: Later, caplog: pytest.LogCaptureFixture
+) -> None:
+    done = threading.Event()
+
+    def fails() -> None:
+        raise RuntimeError("on purpose")
+
+    works.put(fails)
+    works.put(done.set)
+    assert done.wait(SECONDS)
+    works.put(fails)
+    works.flush()
+    assert "put off failed" in caplog.text
+
+
+# --- what a worker puts off ---
+
+
+def test_a_load_is_written_down_by_a_step_that_computes_nothing_as_it_was_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(later, "LATER_SECONDS", 3600.0)
+    rig = Rig()
+    rig.script.push(ready(rig.card))
+    rig.start(order(prefill(((5, 6),)), (2, 9)))
+    assert rig.results().received == {"d-1"}
+    told = time.monotonic()
+    rig.decoder.start(StepOrders())
+    assert (rig.records(), rig.decoder.tally.take()) == ([], None), "a step that computes has no time for it"
+    rig.decoder.start(StepOrders(idle=True))
+    (record,) = rig.records()
+    began = told - record.moments["reported"]
+    assert record.moments["queued"] <= 0 < record.moments["reported"]
+    assert began <= told
+    counted = rig.decoder.tally.take()
+    assert counted is not None
+    assert [part.nbytes for part in counted.moved] == [record.bytes]
+    rig.close()
+
+
+def test_a_worker_that_ends_writes_all_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(later, "LATER_SECONDS", 3600.0)
+    rig = Rig()
+    rig.script.push(ready(rig.card))
+    rig.start(order(prefill(((5, 6),)), (2, 9)))
+    rig.results()
+    assert rig.records() == []
+    rig.close()
+    assert [record.state for record in rig.records()] == ["done"]
