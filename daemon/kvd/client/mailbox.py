@@ -65,8 +65,8 @@ class Pending:
 class Mailbox:
     """What the session's thread and its callers both touch: the queue, the newest state, the wish to end.
 
-    ``inbox`` is appended to by callers and emptied by the thread (both are atomic on a deque). ``wake`` is an eventfd, -1
-    once it is closed; ``alarm`` wakes the thread for what is not due yet, since that may be posted within vLLM's step.
+    ``inbox`` is appended to by callers and emptied by the thread (both are atomic on a deque). ``wake`` is an eventfd,
+    -1 once it is closed. ``alarm`` wakes the thread for what is not due yet, which may be posted within vLLM's step.
     ``state`` is replaced, never changed, so that reading it needs no lock.
     """
 
@@ -84,7 +84,9 @@ class Mailbox:
     _open: threading.RLock = field(default_factory=threading.RLock)
 
     def post(self, pending: Pending) -> bool:
-        """Put it into the inbox, and wake the thread when it is due. False once the session closes, or with too many there.
+        """Put it into the inbox, and have the thread woken when it is due.
+
+        False once the session closes, or where too many are in there.
 
         What is in the inbox before ``closing`` is seen by the thread; after it there is nobody to see it, and the
         number of ``wake`` may be another's.

@@ -95,8 +95,8 @@ class KvdSession:
         A refusal that is ``final`` ends it too: the future holds `RefusedByDaemon`.
         A newer message under the same key replaces the older one. A callable is called for each sending, on the
         session's thread, so that durations in it are fresh. After ``keep_seconds`` it is dropped, counted and logged,
-        and the future holds the reason; nobody needs to look at the future. It is not sent before ``after`` seconds, and
-        until then this session's thread is not woken for it.
+        and the future holds the reason; nobody needs to look at the future. It is not sent before ``after`` seconds,
+        and this session's thread is not woken before that.
         """
         now = time.monotonic()
         return self._put(Pending(message, Future(), now + keep_seconds, keep_seconds, key, due=now + after))

@@ -333,12 +333,12 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         """Loads ended on all workers."""
-        self._half.sent(set(connector_output.finished_sending or ()))
-        told = connector_output.kv_connector_worker_meta
-        self._half.loads_ended(
-            set(connector_output.finished_recving or ()),
-            told.outcomes if isinstance(told, WorkerMetadata) else None,
-        )
+        if sent := connector_output.finished_sending:
+            self._half.sent(set(sent))
+        told, received = connector_output.kv_connector_worker_meta, connector_output.finished_recving
+        outcomes = told.outcomes if isinstance(told, WorkerMetadata) else None
+        if received or outcomes:
+            self._half.loads_ended(set(received or ()), outcomes)
 
     def complete_loads(self) -> KVConnectorOutput | None:
         """What is complete on this engine's only worker, as a step would tell it (`kvd.vllm.early`)."""

@@ -50,17 +50,17 @@ class LoadEnds:
         self._checking = checking
         self._paths = paths
         self._tally = tally
-        self._ended: queue.Queue[Load] = queue.Queue()
+        self._ended: queue.SimpleQueue[Load] = queue.SimpleQueue()
         self._unanswered = Unanswered()
         self._later = Later()
 
     def take(self, wait: float = 0.0) -> Iterator[Load]:
         """Loads that ended since this was last asked; the first is waited for so many seconds."""
-        with contextlib.suppress(queue.Empty):
-            if wait:
+        if wait:
+            with contextlib.suppress(queue.Empty):
                 yield self._ended.get(timeout=wait)
-            while True:
-                yield self._ended.get_nowait()
+        while not self._ended.empty():  # nobody else takes any
+            yield self._ended.get()
 
     def refuse(self, load: Load, cause: Cause) -> None:
         """It ends before anything was read or announced, or with all that was read of it."""

@@ -72,6 +72,8 @@ class Reporting:
         """The complete loads that were not told, with their outcomes; from now on asked for before each step."""
         self._asked_early = True
         outcomes = StepOutcomes()
+        if not self._complete:
+            return set(), outcomes
         loads = self.hold()
         for load in loads:
             _note_outcome(outcomes, load)
@@ -79,7 +81,9 @@ class Reporting:
 
     def outcomes(self) -> StepOutcomes:
         """The outcomes of what `tell` told. Clears them."""
-        outcomes, self._outcomes = self._outcomes, StepOutcomes()
+        outcomes = self._outcomes
+        if outcomes.loads:
+            self._outcomes = StepOutcomes()
         return outcomes
 
     def inherit(self, results: Results, outcomes: StepOutcomes) -> None:

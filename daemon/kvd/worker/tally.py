@@ -59,7 +59,8 @@ class TransferTally:
 
     def take(self) -> Counted | None:
         """What there is since the last time; None where that is nothing."""
-        if self._counted == Counted():
+        counted = self._counted
+        if not (counted.moved or counted.failed or counted.expired):
             return None
         with self._lock:
             counted, self._counted = self._counted, Counted()

@@ -169,9 +169,15 @@ def _path_of(scheduler: Any) -> str:
 
 def transfer_results(sent: set[str], received: set[str], failed: set[str]) -> Any:
     """What vLLM's get_transfer_results returns. Builds before 0.30 have neither and ask by get_finished."""
+    return _results_type()(finished_sending=sent, finished_recving=received, failed_recving=failed)
+
+
+@functools.cache
+def _results_type() -> Any:
+    """VLLM's class; looked up once, since each step needs it."""
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 
-    return KVConnectorTransferResults(finished_sending=sent, finished_recving=received, failed_recving=failed)
+    return KVConnectorTransferResults
 
 
 def check_sleep(vllm_config: Any) -> None:

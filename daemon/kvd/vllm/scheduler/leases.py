@@ -106,6 +106,8 @@ class Leases:
         The own clock only decides when kvd did not: it waits ``grace`` seconds longer, so that whatever kvd
         promised a decoder is kept.
         """
+        if not self._open:  # as ever on a decoder, which is asked in each step
+            return []
         with self._lock:
             overdue = [
                 x
