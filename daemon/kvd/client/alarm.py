@@ -37,7 +37,7 @@ class Alarm:
 
     def __init__(self) -> None:
         """Raises OSError where there is no such timer."""
-        self._fd = _libc.timerfd_create(_CLOCK_MONOTONIC, _CLOEXEC | _NONBLOCK)
+        self._fd: int = _libc.timerfd_create(_CLOCK_MONOTONIC, _CLOEXEC | _NONBLOCK)
         if self._fd < 0:
             raise OSError(ctypes.get_errno(), f"timerfd_create: {os.strerror(ctypes.get_errno())}")
         self._lock = threading.Lock()

@@ -50,7 +50,7 @@ class LoadEnds:
         self._checking = checking
         self._paths = paths
         self._tally = tally
-        self._ended: queue.SimpleQueue[Load] = queue.SimpleQueue()
+        self._ended: queue.Queue[Load] = queue.Queue()
         self._unanswered = Unanswered()
         self._later = Later()
 
@@ -60,7 +60,7 @@ class LoadEnds:
             with contextlib.suppress(queue.Empty):
                 yield self._ended.get(timeout=wait)
         while not self._ended.empty():  # nobody else takes any
-            yield self._ended.get()
+            yield self._ended.get_nowait()
 
     def refuse(self, load: Load, cause: Cause) -> None:
         """It ends before anything was read or announced, or with all that was read of it."""
