@@ -2,9 +2,9 @@
 
     python benchmarks/step_cost.py [--tokens 512,4096] [--rounds 40] [--launches 300] [--backend direct] [--json]
 
-An engine without a model is stepped by hand (benchmarks/stepped_engine.py), once with KvdConnector, once with vLLM's
-NixlConnector and once with a connector that has loaded everything at once. Requests take turns between them. KV comes
-from a prefiller in a process of its own, of the same connector, with a real kvd for ours.
+An engine without a model is stepped by hand (benchmarks/stepped_engine.py), once with KvdConnector and once with a
+connector that has loaded everything at once. Requests take turns between them. Ours gets its KV from a prefiller in a
+process of its own, with a real kvd.
 
 The first token's window begins as vLLM begins to schedule the step that needs the KV, and ends as its token is there:
 that step, the launch of the one after it, and the results of one or two. What other threads of the process take of the
