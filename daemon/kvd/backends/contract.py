@@ -79,6 +79,29 @@ class Transfer:
         self.reason, self.ended = reason, time.monotonic()
 
 
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What a lane holds of one worker of the peer engine, which it knows as ``peer``.
+
+    ``nbytes`` in ``regions`` are that worker's registered memory, which the lane can reach. ``mapped`` are the bytes of
+    it that are mapped into this process. They stay allocated when their owner ends, until the lane is closed. None: the
+    transfer engine maps by itself, and does not say what. ``ended``: the peer's process is seen to have ended.
+    """
+
+    peer: str
+    regions: int
+    nbytes: int
+    mapped: int | None = None
+    ended: bool = False
+
+    def joined(self, other: Holding) -> Holding:
+        """What two lanes hold of one worker, which is the same memory; mapped twice it is allocated once."""
+        known = [one.mapped for one in (self, other) if one.mapped is not None]
+        mapped = max(known) if len(known) == 2 else None  # noqa: PLR2004 - of both
+        largest = max(self, other, key=lambda one: one.nbytes)
+        return Holding(self.peer, largest.regions, largest.nbytes, mapped, self.ended or other.ended)
+
+
 class Lane(Protocol):
     """The way to one peer engine.
 
@@ -132,6 +155,13 @@ class SelectingLane(Lane, Protocol):
 def takes_selections(lane: Lane) -> TypeGuard[SelectingLane]:
     """Whether a lane is a `SelectingLane`: for every transfer, where `isinstance` with a protocol takes 25 us."""
     return hasattr(lane, "submit_selection")
+
+
+def holdings_of(lane: Lane) -> tuple[Holding, ...]:
+    """What a lane holds of its peers, for people; nothing of one that does not say. Never waits; for any thread."""
+    holdings = getattr(lane, "holdings", None)
+    found: tuple[Holding, ...] = holdings() if holdings is not None else ()
+    return found
 
 
 def traits_of(backend: Backend, lane: Lane | None) -> Traits:

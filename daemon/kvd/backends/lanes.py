@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
-from kvd.backends.contract import Operation, State, Transfer
+from kvd.backends.contract import Holding, Operation, State, Transfer
 from kvd.backends.errors import BackendError, RegistrationError, TransferRefused
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
@@ -76,6 +76,14 @@ class PeerLane(ABC, Generic[PeerT]):
         with self._lock:
             self._known(peer)
             return self._submit(peer, descriptors, operation)
+
+    def holdings(self) -> tuple[Holding, ...]:
+        """What it holds of each peer, for people. Takes no lock, as a call into an engine may hold that for long."""
+        return tuple(self._holding(name, known) for name, known in list(self._peers.items()))
+
+    def _holding(self, name: str, known: PeerT) -> Holding:  # noqa: ARG002 - for adapters that know more
+        """What it holds of one of ``_peers``; an adapter that knows how much says so."""
+        return Holding(name, 0, 0)
 
     @abstractmethod
     def _connect(self, peer: str, metadata: bytes) -> None:

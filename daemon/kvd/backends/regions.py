@@ -85,6 +85,16 @@ class RegisteredMemory:
         self._device = np.array([self.devices.index(r.device) for r in regions], np.int64)
         self._move = np.array(seen_at, np.int64) - self._first if len(seen_at) else None
 
+    @property
+    def regions(self) -> int:
+        """How many regions it is, neighbours joined."""
+        return len(self._first)
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes it has."""
+        return int((self._end - self._first).sum())
+
     def device_of(self, addresses: Int64) -> Int64:
         """For each address the index into ``devices``; shape as ``addresses``.
 

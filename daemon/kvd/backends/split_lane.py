@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from kvd.backends.contract import Operation, SelectingLane, State, Transfer
+from kvd.backends.contract import Holding, Operation, SelectingLane, State, Transfer, holdings_of
 from kvd.backends.errors import BackendError
 from kvd.backends.lanes import EngineLane
 from kvd.topology.descriptors import Descriptors
@@ -128,6 +128,10 @@ class SplitLane(EngineLane[SplitPeer, _Split]):
         with self._lock:
             self._opened()
             self._connect(peer, metadata)
+
+    def holdings(self) -> tuple[Holding, ...]:
+        """As the first lane: the others hold the same memory once more."""
+        return holdings_of(self._first)
 
     def _connect(self, peer: str, metadata: bytes) -> None:
         """One that only another lane than the first cannot reach is read by the first alone."""

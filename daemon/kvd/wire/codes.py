@@ -69,6 +69,8 @@ RefusalCode: TypeAlias = Literal[
     "KVD-CLIENT-PROTOCOL",
     "KVD-CONNECTOR-PUSH",
     "KVD-CONNECTOR-SUMS",
+    "KVD-EVICT-BUSY",
+    "KVD-EVICT-UNKNOWN",
     "KVD-FORCE-BUSY",
     "KVD-FORCE-LATE",
     "KVD-FORCE-PART",

@@ -15,6 +15,7 @@ Wire versions
        decoding workers ask for checksums of KV (`kvd.wire.checksum`)
        cards bring a key for digests of prompts, pushes such a digest; misses have codes (`kvd.wire.miss`)
        kvd tells workers of a confirmed claim where that names a generation (`kvd.wire.lease`)
+       operators ask what workers hold of their peers, and have it given up (`kvd.wire.agent`)
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from msgspec import Meta
 
 from kvd.shown import brief, cut, escaped
 from kvd.wire import (
+    agent,
     checksum,
     drain,
     handshake,
@@ -51,6 +53,7 @@ WIRE_VERSION = 2
 
 Message: TypeAlias = Request | Reply
 _FAMILIES = (
+    agent,
     checksum,
     drain,
     handshake,

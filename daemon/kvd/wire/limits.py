@@ -109,6 +109,10 @@ BYTES = {
     "engines_draining": 16 * MIB,
     "transfers": 64 * MIB,
     "status": 4 * MIB,
+    # What a worker holds of its peers: 4,096 of them with the longest ids have 5 MB.
+    "held_peers": 8 * MIB,
+    "agents": 64 * MIB,
+    "evicted": 64 * MIB,
     # Requests that wait at an engine, and what became of each.
     "force_plan": 4 * MIB,
     "report_forced": 4 * MIB,
@@ -123,7 +127,18 @@ LARGEST = max(BYTES.values())
 MOST_FOR_DAEMON = 16 * MIB
 """Bytes of a message that a kvd takes at all: the larger kinds are its own answers."""
 FOR_CLIENTS = frozenset(
-    {"kept_engine", "served", "workers", "leases", "engines_draining", "transfers", "status", "forced"}
+    {
+        "kept_engine",
+        "served",
+        "workers",
+        "leases",
+        "engines_draining",
+        "transfers",
+        "status",
+        "forced",
+        "agents",
+        "evicted",
+    }
 )
 """What a kvd tells clients and is told by nobody: large ones of these are not looked at."""
 FOR_CLIENTS_AND_LINKS = FOR_CLIENTS | {"engines", "engine_described", "peer_ready"}

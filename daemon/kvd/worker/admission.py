@@ -54,6 +54,10 @@ class AdmissionQueue:
         with self.lock:
             return [load for load in [*self._waiting.values()] if self.acquire(load)]
 
+    def __len__(self) -> int:
+        """How many wait; on any thread."""
+        return len(self._waiting)
+
     @property
     def empty(self) -> bool:
         """Whether nothing waits."""

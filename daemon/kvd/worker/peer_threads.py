@@ -11,10 +11,12 @@ import threading
 import time
 from collections.abc import Mapping
 
+from kvd.wire.agent import HeldPeer
 from kvd.wire.push import PushProgress
 from kvd.worker.cause import SHUTTING_DOWN
 from kvd.worker.context import WorkerContext
 from kvd.worker.load import Load
+from kvd.worker.peers.held import Evict
 from kvd.worker.peers.probe import Told
 from kvd.worker.pull.reader import PullThread
 from kvd.worker.push.receiver import PushThread
@@ -100,6 +102,18 @@ class PeerThreads:
         """A prefilling worker's word. One about a transfer that is not on its way is no error."""
         if arrivals := self.arrivals.get(message.key.prefiller):
             arrivals.on_progress(message)
+
+    # --- what operators ask ---
+
+    def held(self) -> list[HeldPeer]:
+        """What all threads hold of their peers just now."""
+        return [one for way in self._all() for one in way.held()]
+
+    def evict(self, engine_id: str, order: Evict) -> None:
+        """Close what is held of a peer: begin that."""
+        for way in self._all():
+            if way.engine_id == engine_id:
+                way.evict(order)
 
     # --- the watcher's thread ---
 

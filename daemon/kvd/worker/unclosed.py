@@ -53,6 +53,11 @@ class Unclosed(Generic[Held]):
         return [held for one in list(self._open) for held in one.held]
 
     @property
+    def things(self) -> list[Closable]:
+        """What could not be closed."""
+        return [one.thing for one in list(self._open)]
+
+    @property
     def due(self) -> list[float]:
         """When closing is tried again, in time.monotonic() seconds."""
         return [one.retry_at for one in list(self._open)]

@@ -21,6 +21,7 @@ from kvd.shown import logger
 from kvd.topology.checksums.sums import Summer
 from kvd.topology.errors import OwnEngine
 from kvd.topology.transfer_topology import TransferTopology
+from kvd.wire.agent import MOST_HELD, DropPeer, GetHeld, HeldPeers
 from kvd.wire.card_parts import ToldCard
 from kvd.wire.checksum import GetSums
 from kvd.wire.errors import BadCard
@@ -43,6 +44,7 @@ from kvd.worker.orders import Fault, LoadOrder, StageOrder, StepOrders, StepOutc
 from kvd.worker.peer_threads import PeerThreads
 from kvd.worker.peers.followed import register
 from kvd.worker.peers.handshake import ask_for_peer, complete
+from kvd.worker.peers.held import Evict
 from kvd.worker.peers.slow_paths import Paths
 from kvd.worker.push.announce import push_key, withdraw
 from kvd.worker.push.prefiller import Pushing
@@ -367,7 +369,18 @@ class WorkerHalf:
                 self._ends.confirmed(message.reader, message.seconds - self.settings.lease_margin)
             case GetSums():
                 return self._summing.answer(message)
+            case GetHeld():
+                return self._held()
+            case DropPeer():
+                held = self._held()
+                cause = Cause(message.cause or "its lane was evicted", "FORCED") if message.force else None
+                for holder in (self._peers, self.pushing):
+                    holder.evict(message.engine_id, Evict(message.generation, cause))
+                return held
         return None
+
+    def _held(self) -> HeldPeers:
+        return HeldPeers((*self._peers.held(), *self.pushing.held())[:MOST_HELD])
 
 
 def _engine_geometry(

@@ -7,7 +7,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvd.backends.auto.metadata import NAME, Both, read_both
-from kvd.backends.contract import Backend, Lane, Operation, State, Traits, Transfer, takes_selections
+from kvd.backends.contract import (
+    Backend,
+    Holding,
+    Lane,
+    Operation,
+    State,
+    Traits,
+    Transfer,
+    holdings_of,
+    takes_selections,
+)
 from kvd.backends.direct.process import NAME as DIRECT
 from kvd.backends.errors import BackendError, PeerMetadataError, TransferRefused, WorkerUnreachable
 from kvd.backends.lanes import PeerLane
@@ -72,6 +82,15 @@ class AutoLane(PeerLane[AutoPeer]):
         """Those of the backend that the next transfer goes by."""
         backend = self._backends.engine if self._why_not_direct else self._backends.direct
         return backend.traits if backend is not None else Traits()
+
+    def holdings(self) -> tuple[Holding, ...]:
+        """What both lanes behind this one hold: a direct lane that was given up for the engine still stands."""
+        lanes = [lane for lane in (self._direct, self._engine) if lane is not None]
+        found: dict[str, Holding] = {}
+        for held in (held for lane in lanes for held in holdings_of(lane)):
+            other = found.get(held.peer)
+            found[held.peer] = held if other is None else held.joined(other)
+        return tuple(found.values())
 
     def _connect(self, peer: str, metadata: bytes) -> None:
         both = read_both(metadata)

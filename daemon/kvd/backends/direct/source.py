@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from kvd.backends.contract import Holding
 from kvd.backends.direct.calls import read_bytes
 from kvd.backends.direct.card import Card
 from kvd.backends.direct.memfd import MemfdView
@@ -40,8 +41,17 @@ class Source(ABC):
 
     @property
     def gone(self) -> bool:
-        """Whether the peer's process has ended."""
-        return ended(self._pidfd)
+        """Whether the peer's process has ended; of a closed source nobody looks any more."""
+        return self._pidfd >= 0 and ended(self._pidfd)
+
+    @property
+    @abstractmethod
+    def mapped_bytes(self) -> int:
+        """How much of the peer's memory is mapped into this process."""
+
+    def holding(self, name: str) -> Holding:
+        """What a lane that knows the peer by that name holds of it."""
+        return Holding(name, self.memory.regions, self.memory.nbytes, self.mapped_bytes, self.gone)
 
     def doubt(self) -> str:
         """Why what was read until now may not be the peer's, or nothing.

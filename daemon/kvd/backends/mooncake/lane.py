@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from kvd.backends.contract import Operation, Transfer
+from kvd.backends.contract import Holding, Operation, Transfer
 from kvd.backends.envelope import same_minor_release, unpack
 from kvd.backends.errors import TransferRefused
 from kvd.backends.lanes import EngineLane
@@ -75,6 +75,11 @@ class MooncakeLane(EngineLane[MooncakePeer, _Pieces]):
         self._memory = RegisteredMemory(regions)
         self._make = make
         self._ending: list[MooncakeEngine] = []
+
+    def _holding(self, name: str, known: MooncakePeer) -> Holding:
+        """With CUDA IPC Mooncake maps what it copies from, and does not say what; a network maps nothing."""
+        mapped = None if self._options.protocol == NVLINK else 0
+        return Holding(name, known.memory.regions, known.memory.nbytes, mapped)
 
     def _connect(self, peer: str, metadata: bytes) -> None:
         """Wait up to ``connect_timeout_s`` for it to answer. Transfers with its predecessor have failed."""

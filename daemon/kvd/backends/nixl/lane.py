@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvd.backends.contract import Operation, State, Transfer
+from kvd.backends.contract import Holding, Operation, State, Transfer
 from kvd.backends.envelope import Envelope, same_minor_release, unpack
 from kvd.backends.errors import BackendError, PeerMetadataError, TransferRefused, WorkerUnreachable
 from kvd.backends.lanes import EngineLane
@@ -90,6 +90,10 @@ class NixlLane(EngineLane[NixlPeer, _Post]):
         self._agent: Agent | None = agent
         self._memory = RegisteredMemory(regions)
         self._unended = False  # a transfer ended without its bytes being known to have
+
+    def _holding(self, name: str, known: NixlPeer) -> Holding:
+        """What UCX maps of a peer it keeps to itself."""
+        return Holding(name, known.memory.regions, known.memory.nbytes)
 
     def _connect(self, peer: str, metadata: bytes) -> None:
         agent = self._live_agent()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from kvd.backends.contract import Lane, Operation, State, Transfer
+from kvd.backends.contract import Holding, Lane, Operation, State, Transfer
 from kvd.backends.cuda.driver import CudaError
 from kvd.backends.direct.card import Card
 from kvd.backends.direct.cuda.copies import CLOSE_S, Flight, wait_over
@@ -119,6 +119,12 @@ class StagedLane(EngineLane[StagedPeer, _Staging]):
         self._inner = inner
         self._memory = here.memory
         self._carrier = carrier
+
+    def _holding(self, name: str, known: StagedPeer) -> Holding:
+        """The peer's mirrors, which the engine reads; mapped where the peer is on this host."""
+        if known.near is not None:
+            return known.near.holding(name)
+        return Holding(name, known.memory.regions, known.memory.nbytes)
 
     def _connect(self, peer: str, metadata: bytes) -> None:
         found, spans, told = read_metadata(metadata, self._here.engine)

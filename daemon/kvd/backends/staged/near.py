@@ -92,6 +92,11 @@ class NearSource(Source):
         return self._pins.ready
 
     @property
+    def mapped_bytes(self) -> int:
+        """All of it."""
+        return self.memory.nbytes
+
+    @property
     def registering(self) -> bool:
         """Whether that is still under way."""
         return self._pins.under_way

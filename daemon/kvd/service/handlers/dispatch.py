@@ -9,6 +9,7 @@ from typing import Any
 from kvd.service.daemon import Daemon
 from kvd.service.errors import RequestRefused
 from kvd.service.handlers import (
+    agents,
     checksums,
     drains,
     handshake,
@@ -24,6 +25,7 @@ from kvd.service.handlers import (
     reports,
 )
 from kvd.service.sockets.router import Caller, Handled, Handler
+from kvd.wire.agent import EvictPeer, ListAgents
 from kvd.wire.checksum import GetSums
 from kvd.wire.drain import DrainEngines
 from kvd.wire.frame import kind_of
@@ -71,6 +73,8 @@ def local_handlers(daemon: Daemon) -> Mapping[type[Any], Handler]:
         ListWorkers: partial(queries.list_workers, daemon),
         ListLeases: partial(open_leases.list_leases, daemon),
         EndLease: partial(open_leases.end_lease, daemon),
+        ListAgents: partial(agents.list_agents, daemon),
+        EvictPeer: partial(agents.evict_peer, daemon),
         GetStatus: lambda *_: queries.status(daemon),
         ReportOutcomes: partial(outcomes.report_outcomes, daemon),
         GetOutcomes: partial(outcomes.get_outcomes, daemon),
@@ -99,6 +103,7 @@ def peer_handlers(daemon: Daemon) -> Mapping[type[Any], Handler]:
         GetStatus: _of_operator(daemon, lambda *_: queries.status(daemon)),
         ListTransfers: _of_operator(daemon, reports.list_transfers),
         ListLeases: _of_operator(daemon, open_leases.list_leases),
+        ListAgents: _of_operator(daemon, agents.list_agents),
         GetKeptEngine: _of_operator(daemon, reports.get_kept_engine),
     }
     return {kind: partial(_if_trusted, daemon, handler) for kind, handler in handlers.items()}

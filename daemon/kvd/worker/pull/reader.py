@@ -18,20 +18,22 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from kvd.backends.contract import Backend, Lane, State, traits_of
+from kvd.backends.contract import Backend, State, traits_of
 from kvd.backends.errors import BackendError, BackendUnavailable, PeerMetadataError, RegistrationError
 from kvd.shown import logger
 from kvd.topology.errors import TopologyError
 from kvd.topology.pieces import LEAST_BYTES
-from kvd.topology.transfer_topology import RemoteEngine, TransferTopology
+from kvd.topology.transfer_topology import TransferTopology
+from kvd.wire.agent import HeldPeer
 from kvd.worker.admission import AdmissionQueue
 from kvd.worker.cause import SHUTTING_DOWN, Cause, from_error
 from kvd.worker.load import Load, clear_leftover, overdue
 from kvd.worker.peers.followed import FollowedPeer, GiveUp, PeerChanged
+from kvd.worker.peers.held import Evict
 from kvd.worker.peers.probe import Probing, Told
+from kvd.worker.pull.lanes import ReadLanes
 from kvd.worker.pull.slices import apply_plan, hold_back, look, post
 from kvd.worker.timer_slack import sleep_precisely
-from kvd.worker.unclosed import Unclosed
 from kvd.worker.watchdog import STUCK_AFTER, Activity, complain
 
 log = logger(__name__)
@@ -71,16 +73,13 @@ class PullThread:
         self._topology = topology
         self._ended = ended
         self._piece_bytes = piece_bytes
-        self._inbox: queue.Queue[PeerChanged | Load | GiveUp | None] = queue.Queue()
+        self._inbox: queue.Queue[PeerChanged | Load | GiveUp | Evict | None] = queue.Queue()
         self._admission = AdmissionQueue()
-        self._lane: Lane | None = None
         self._peer = FollowedPeer(engine_id, topology, lambda remote: remote.plan)
         self._activity = Activity()
         self._due: list[Load] = []  # of the waiting, those that the next turns post
         self._active: list[Load] = []  # posted on the lane of now
-        self._unclosed: Unclosed[tuple[Load, Cause | None]] = Unclosed(
-            f"the lane to {engine_id}", self._activity
-        )
+        self._lanes = ReadLanes(engine_id, backend, self._activity)
         self._probing = Probing(engine_id, probed)
         self._thread = threading.Thread(target=self._run, name=f"kvd-lane-{engine_id[:12]}", daemon=True)
         self._thread.start()
@@ -98,6 +97,16 @@ class PullThread:
         """Make a load that was given here a miss, for the reason that it names as ``dropped``, if it has not ended."""
         self._inbox.put(GiveUp(load))
 
+    def evict(self, order: Evict) -> None:
+        """Close the lane and what could not be closed before; the next load makes another one."""
+        self._inbox.put(order)
+
+    def held(self) -> list[HeldPeer]:
+        """What the thread holds of its peer, as it is just now; called on any thread."""
+        active = list(self._active)
+        posted = sum(transfer.bytes for load in active for transfer in load.transfers)
+        return self._lanes.held(loads=len(active) + len(self._admission), loading_bytes=posted)
+
     def stop(self) -> None:
         """Give up whatever is on the way, destroy the lane, end the thread: begin all that."""
         self._admission.stop()
@@ -106,7 +115,7 @@ class PullThread:
     def join(self, timeout: float) -> bool:
         """Wait for the end after `stop`. False where the backend may still touch memory."""
         self._thread.join(max(0.0, timeout))
-        return not self._thread.is_alive() and not self._unclosed
+        return not self._thread.is_alive() and not self._lanes.unclosed
 
     # --- the watcher's thread ---
 
@@ -116,7 +125,7 @@ class PullThread:
         Gives the time.monotonic() at which to look again, infinity where nothing is held.
         """
         with self._admission.lock:
-            posted = [*self._active, *(load for load, _ in self._unclosed.held)]
+            posted = [*self._active, *(load for load, _ in self._lanes.unclosed.held)]
             stuck = [load for load in posted if now > load.deadline + STUCK_AFTER]
             late = self._admission.acquire_all() if stuck else self._admission.acquire_late(now)
             looks = self._admission.deadlines
@@ -164,7 +173,7 @@ class PullThread:
         if self._due:
             return 0.0
         if not self._active and not self._probing.on:
-            due = self._unclosed.due
+            due = self._lanes.unclosed.due
             return max(0.0, min(due) - time.monotonic()) if due else None
         now = time.monotonic()
         soonest = min((load.due for load in self._active), default=0.0)
@@ -173,9 +182,11 @@ class PullThread:
         youngest = max([load.posted for load in self._active] + [self._probing.posted])
         return POLL_FAST if now - youngest < FAST_FOR else POLL_SLOW
 
-    def _take(self, message: PeerChanged | Load | GiveUp) -> None:
+    def _take(self, message: PeerChanged | Load | GiveUp | Evict) -> None:
         if isinstance(message, PeerChanged):
             self._follow()
+        elif isinstance(message, Evict):
+            self._evict(message)
         elif isinstance(message, GiveUp):
             end = self._give_up if message.load in self._active else self._refuse
             end(message.load, message.cause)
@@ -194,7 +205,7 @@ class PullThread:
             return
         log.info("%s", remote.describe_line())
         try:
-            lane = self._open_lane()
+            lane = self._lanes.open(self._peer)
         except BackendError as error:
             log.warning("lane to %s: %s; it will be tried again with the first load", self.engine_id, error)
             return
@@ -205,10 +216,11 @@ class PullThread:
 
     def _probe(self) -> None:
         """Go on with the probe. The lane of one that went wrong is dropped: nothing is known of its bytes."""
-        if self._lane is None or not self._probing.on:
+        lane = self._lanes.now
+        if lane is None or not self._probing.on:
             return
         with self._activity("probing"):
-            failed = self._probing.look(self._lane, alone=not self._active and not self._due)
+            failed = self._probing.look(lane, alone=not self._active and not self._due)
         if failed and not self._active:  # else its loads tell what the lane is worth
             self._drop_lane()
 
@@ -221,6 +233,20 @@ class PullThread:
         for load in due:
             self._refuse(load, why)
 
+    def _evict(self, order: Evict) -> None:
+        """Close the lane; where loads are on it or wait for it, only for a cause."""
+        self._retry_close(math.inf)
+        if self._lanes.now is None or not order.concerns(self._lanes.generation):
+            return
+        if order.cause is None:
+            if not self._active and not self._due:
+                self._drop_lane()
+            return
+        due, self._due = self._due, []
+        self._drop_lane(self._active, order.cause)
+        for load in due:
+            self._refuse(load, order.cause)
+
     def _start(self, load: Load) -> None:
         self._follow()
         remote = self._peer.of(load.order.prefill.generation, "the blocks are")
@@ -229,7 +255,7 @@ class PullThread:
             return
         try:
             if load.plan is None:
-                traits = traits_of(self._backend, self._lane)
+                traits = traits_of(self._backend, self._lanes.now)
                 apply_plan(load, remote.plan, traits, piece_bytes=self._piece_bytes)
             if load.fault is not None and load.fault.when == "layers":
                 local = self._topology
@@ -266,7 +292,7 @@ class PullThread:
         for slice_ in load.slices[load.pieces_done :]:
             slice_.transfers = []
         try:
-            lane = self._open_lane()
+            lane = self._lanes.open(self._peer)
             with self._activity("posting"):
                 clear_leftover(load, remote.plan, self._topology.worker)
                 post(load, lane, remote.plan, traits_of(self._backend, lane))
@@ -283,10 +309,11 @@ class PullThread:
 
     def _poll(self) -> None:
         for load in list(self._active):
-            if load not in self._active or self._lane is None:
+            lane = self._lanes.now
+            if load not in self._active or lane is None:
                 continue  # ended, or to be posted again, together with another load of this turn
             with self._activity("polling"):
-                state, reason = look(load, self._lane)
+                state, reason = look(load, lane)
             late = overdue(load, "complete")
             if state is State.DONE and load.fault is not None and not late:
                 self._give_up(load, load.fault.cause)
@@ -319,16 +346,16 @@ class PullThread:
 
     def _drop_lane(self, ending: Sequence[Load] = (), cause: Cause | None = None) -> None:
         """Destroy the lane, then end ``ending``; all others that were on it start over on a new one."""
-        lane, self._lane = self._lane, None
         self._probing.stop()
         rest = [load for load in self._active if load not in ending]
         ends: list[tuple[Load, Cause | None]] = [(load, cause) for load in ending]
-        error = self._close(lane) if lane is not None else ""
+        stands = self._lanes.close()
         with self._admission.lock:
-            if lane is not None and error:
+            if stands is not None:
+                lane, error = stands
                 # Whatever was posted on it may still be written: nothing of it may be reported or posted again.
                 held = [*ends, *((load, Cause(error, "TRANSFER_FAILED")) for load in rest)]
-                self._unclosed.hold(lane, held)
+                self._lanes.unclosed.hold(lane, held)
                 ends, rest = [], []
             self._active = []
             self._admission.put_back(rest)
@@ -336,12 +363,9 @@ class PullThread:
         for load, why in ends:
             self._end(load, why)
 
-    def _close(self, lane: Lane) -> str:
-        return self._unclosed.close(lane)
-
     def _retry_close(self, now: float) -> None:
         """Try again to close what could not be closed, and end the loads that wait for it."""
-        for load, cause in self._unclosed.retry_close(now):
+        for load, cause in self._lanes.retry_close(now):
             self._end(load, cause)
 
     def _end(self, load: Load, cause: Cause | None) -> None:
@@ -350,23 +374,3 @@ class PullThread:
             self._ended(load)
         except Exception:  # of whoever is told; the lane's thread has other loads to end
             log.exception("end of the load of %s from %s", load.order.request_id, self.engine_id)
-
-    def _open_lane(self) -> Lane:
-        if self._lane is None:
-            if self._peer.remote is None:
-                raise BackendError(str(self._peer.absent))
-            with self._activity("connecting"):
-                self._lane = self._connect(self._peer.remote)
-        return self._lane
-
-    def _connect(self, remote: RemoteEngine) -> Lane:
-        """A lane to all workers that the plan reads from; half a lane is none, and is closed."""
-        lane = self._backend.lane(self.engine_id)
-        try:
-            for rank, metadata in remote.handshake_targets.items():
-                lane.add(str(rank), metadata)
-        except Exception:  # whatever it is goes on to the caller
-            if self._close(lane):
-                self._unclosed.hold(lane)
-            raise
-        return lane

@@ -9,6 +9,11 @@ import math
 import threading
 import time
 
+POLL, POLL_SLOW, FAST_FOR = 50e-6, 1e-3, 0.02
+"""Seconds between looks while something is under way: quick while it is young and the last of its request.
+
+What is sent while more is computed needs no hurry, and each look takes the GIL from the step that computes it.
+"""
 PACE = 4e-3
 """Seconds between two looks at prompts of which more is yet to be computed."""
 

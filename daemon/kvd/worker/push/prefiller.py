@@ -7,11 +7,13 @@ import time
 from collections.abc import Callable
 
 from kvd.shown import logger
+from kvd.wire.agent import HeldPeer
 from kvd.wire.codes import RefusalCode
 from kvd.wire.push import PushAnnounce, PushDone, PushKept, PushWithdraw
 from kvd.wire.reply import Ok, Refused, refusal
 from kvd.worker.context import WorkerContext
 from kvd.worker.orders import StepOrders
+from kvd.worker.peers.held import Evict
 from kvd.worker.push.computed import Outgoing
 from kvd.worker.push.sender import Sender
 from kvd.worker.push.sent_blocks import received_blocks
@@ -113,6 +115,19 @@ class Pushing:
             self._part_from_gone()
         if sender is not None:
             sender.on_peer_changed()
+
+    def held(self) -> list[HeldPeer]:
+        """What the senders hold of decoders just now."""
+        with self._lock:
+            senders = list(self._senders.values())
+        return [one for sender in senders for one in sender.held()]
+
+    def evict(self, decoder: str, order: Evict) -> None:
+        """Close the lanes to a decoder: begin that."""
+        with self._lock:
+            sender = self._senders.get(decoder)
+        if sender is not None:
+            sender.evict(order)
 
     # --- the end ---
 

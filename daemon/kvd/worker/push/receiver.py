@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from kvd.backends.errors import BackendError
 from kvd.shown import logger
 from kvd.topology.errors import TopologyError
+from kvd.wire.agent import HeldPeer
 from kvd.wire.frame import Message
 from kvd.wire.miss import known_code
 from kvd.wire.push import PushProgress
@@ -31,6 +32,7 @@ from kvd.worker.context import WorkerContext
 from kvd.worker.load import Load, overdue
 from kvd.worker.orders import block_lists
 from kvd.worker.peers.followed import FollowedPeer, GiveUp, PeerChanged
+from kvd.worker.peers.held import Evict
 from kvd.worker.push.announce import announce, push_key, withdraw
 from kvd.worker.push.arrival import Arrival, ArrivalPhase, Part, expect
 from kvd.worker.push.arrivals import Arrivals
@@ -66,7 +68,7 @@ class _Read:
     complete: tuple[Part, ...]
 
 
-_Word = PeerChanged | Load | PushProgress | GiveUp | _Answered | _Read
+_Word = PeerChanged | Load | PushProgress | GiveUp | Evict | _Answered | _Read
 
 
 class PushThread:
@@ -108,6 +110,16 @@ class PushThread:
     def give_up(self, load: Load) -> None:
         """Make a load that was given here a miss, for the reason that it names as ``dropped``, if it has not ended."""
         self._inbox.put(GiveUp(load))
+
+    def evict(self, order: Evict) -> None:
+        """Close the window and what could not be closed before; the next load opens another one."""
+        self._inbox.put(order)
+
+    def held(self) -> list[HeldPeer]:
+        """The windows that the peer may write into, as they are just now; called on any thread."""
+        arrivals = self._arrivals.held
+        loading = sum(arrival.expected.bytes for arrival in arrivals)
+        return self._windows.held(self._peer.generation, len(arrivals) + len(self._admission), loading)
 
     def stop(self) -> None:
         """Give up whatever is on the way, close the window, end the thread: begin all that."""
@@ -202,6 +214,8 @@ class PushThread:
             self._start(word)
         elif isinstance(word, PeerChanged):
             self._follow()
+        elif isinstance(word, Evict):
+            self._evict(word)
         elif isinstance(word, _Answered):
             self._answered(word)
         elif isinstance(word, _Read):
@@ -214,6 +228,16 @@ class PushThread:
         if why := self._peer.parted():
             self._arrivals.end_all(why)
         self._peer.learned()
+
+    def _evict(self, order: Evict) -> None:
+        """Close the window; where something is to arrive, only for a cause."""
+        self._arrivals.retry_close(math.inf)
+        if not order.concerns(self._peer.generation):
+            return
+        if order.cause is not None:
+            self._arrivals.end_all(order.cause)
+        elif not self._arrivals:
+            self._arrivals.drop_window()
 
     # --- loads ---
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from kvd.backends.contract import State
 from kvd.backends.errors import BackendError
 from kvd.shown import logger
 from kvd.topology.errors import TopologyError
 from kvd.worker.cause import Cause, from_error
 from kvd.worker.load import state_of
+from kvd.worker.peers.held import Evict
 from kvd.worker.push.computed import Computed, Outgoing
 from kvd.worker.push.target import MOST_FLYING, PushTarget, TargetPhase, due, next_piece, readable, written
 from kvd.worker.push.write_lanes import WriteLanes
@@ -79,6 +82,16 @@ def quiesce(target: PushTarget, lanes: WriteLanes, now: float) -> None:
         lanes.leave()
     if not target.flying:
         target.settle()
+
+
+def evict(order: Evict, targets: Collection[PushTarget], lanes: WriteLanes) -> None:
+    """Leave the lane, to be closed when nothing is under way on it; while something is owed, only for a cause."""
+    concerned = [target for target in targets if order.concerns(target.announce.generations[1])]
+    if order.cause is not None:
+        for target in concerned:
+            target.close(order.cause)
+    if not targets or (concerned and order.cause is not None):
+        lanes.leave()
 
 
 def _offer(target: PushTarget, computed: Computed, outgoing: Outgoing, stager: Stager | None) -> None:

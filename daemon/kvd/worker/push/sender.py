@@ -22,6 +22,7 @@ from kvd.client.errors import RefusedByDaemon
 from kvd.geometry.rank import Rank
 from kvd.shown import logger
 from kvd.topology.errors import TopologyError
+from kvd.wire.agent import HeldPeer
 from kvd.wire.card_parts import ToldCard
 from kvd.wire.frame import Message
 from kvd.wire.handshake import GetPeer
@@ -30,9 +31,10 @@ from kvd.worker.cause import Cause, from_error
 from kvd.worker.context import WorkerContext
 from kvd.worker.peers.followed import FollowedPeer, PeerChanged
 from kvd.worker.peers.handshake import ask_for_peer
+from kvd.worker.peers.held import Evict
 from kvd.worker.push.computed import Outgoing
-from kvd.worker.push.looks import PACE, Looks
-from kvd.worker.push.send_step import advance, poll, quiesce
+from kvd.worker.push.looks import FAST_FOR, PACE, POLL, POLL_SLOW, Looks
+from kvd.worker.push.send_step import advance, evict, poll, quiesce
 from kvd.worker.push.target import (
     KEEP,
     DecoderAnswered,
@@ -41,6 +43,7 @@ from kvd.worker.push.target import (
     PushTarget,
     TargetPhase,
     forgettable,
+    heard,
     nothing,
     of_another_host,
     progress,
@@ -52,18 +55,13 @@ from kvd.worker.staging import Stager
 
 log = logger(__name__)
 
-POLL, POLL_SLOW, FAST_FOR = 50e-6, 1e-3, 0.02
-"""Seconds between looks while something is under way: quick while it is young and the last of its request.
-
-What is sent while more is computed needs no hurry, and each look takes the GIL from the step that computes it.
-"""
 TIDY = 1.0
 """Seconds between two looks for targets that need not be remembered any more."""
 HANDSHAKE_SECONDS = 10.0
 LEAST_KEPT = 5.0
 """Seconds for which a message to a decoder is repeated at least."""
 
-_Inbox = PushAnnounce | PushWithdraw | PushDone | Heard | DecoderAnswered | PeerChanged
+_Inbox = PushAnnounce | PushWithdraw | PushDone | Heard | DecoderAnswered | PeerChanged | Evict
 
 
 class Sender:
@@ -103,6 +101,14 @@ class Sender:
     def on_peer_changed(self) -> None:
         """Another generation of the decoder is registered, or none."""
         self._put(PeerChanged())
+
+    def evict(self, order: Evict) -> None:
+        """Close the lanes; the next post makes another one."""
+        self._put(order)
+
+    def held(self) -> list[HeldPeer]:
+        """What the thread holds of the decoder, as it is just now; called on any thread."""
+        return self._lanes.held(self._open())
 
     @property
     def idle(self) -> bool:
@@ -171,7 +177,8 @@ class Sender:
         self._live = [target for target in self._live if not target.over]
         if now > self._tidied + TIDY:
             self._tidied = now
-            self._forget(now)
+            for name in forgettable(self._targets, now):
+                del self._targets[name]
         return True
 
     def _serve(self, target: PushTarget, now: float) -> None:
@@ -225,7 +232,9 @@ class Sender:
             case DecoderAnswered():
                 self._answered(item)
             case Heard():
-                self._heard(item)
+                heard(item)
+            case Evict():
+                evict(item, self._open(), self._lanes)
 
     def _find(self, key: PushKey) -> PushTarget | None:
         target = self._targets.get((key.transfer_id, key.rank))
@@ -291,13 +300,6 @@ class Sender:
         target.news = True
         if target not in self._live:
             self._live.append(target)
-
-    def _heard(self, item: Heard) -> None:
-        for name, tokens in item.layers.items():
-            if item.target.unheard.get(name) == tokens:
-                del item.target.unheard[name]
-        if item.nobody and item.target.phase is TargetPhase.SENDING:
-            item.target.withdraw()
 
     # --- the peer ---
 
@@ -379,13 +381,13 @@ class Sender:
 
     def _tell(self, target: PushTarget) -> None:
         target.news = False
-        key, heard = target.key, dict(target.unheard)
+        key, layers = target.key, dict(target.unheard)
         future = self._context.session().deliver(
             f"push {key.transfer_id} {key.decoder} {key.rank} {key.attempt}",
             progress(target, self._context.rank),
             max(LEAST_KEPT, target.deadline - time.monotonic()),
         )
-        future.add_done_callback(functools.partial(self._told, target, heard))
+        future.add_done_callback(functools.partial(self._told, target, layers))
 
     def _told(self, target: PushTarget, layers: dict[str, int], done: Future[Message]) -> None:
         """On the session's thread."""
@@ -394,7 +396,3 @@ class Sender:
             self._put(Heard(target, layers, nobody=False))
         elif isinstance(error, RefusedByDaemon):
             self._put(Heard(target, {}, nobody=True))
-
-    def _forget(self, now: float) -> None:
-        for name in forgettable(self._targets, now):
-            del self._targets[name]

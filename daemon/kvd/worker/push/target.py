@@ -184,6 +184,15 @@ class DecoderAnswered:
     cause: Cause | None = None
 
 
+def heard(item: Heard) -> None:
+    """Take note of what a decoding worker has heard."""
+    for name, tokens in item.layers.items():
+        if item.target.unheard.get(name) == tokens:
+            del item.target.unheard[name]
+    if item.nobody and item.target.phase is TargetPhase.SENDING:
+        item.target.withdraw()
+
+
 def same(announce: PushAnnounce, other: PushAnnounce) -> bool:
     """Whether two messages announce the same thing, whatever time is left."""
     return msgspec.structs.replace(announce, seconds=0.0) == msgspec.structs.replace(other, seconds=0.0)

@@ -7,6 +7,7 @@ back until it can be.
 from __future__ import annotations
 
 from kvd.backends.contract import Backend, Window, WindowBackend
+from kvd.wire.agent import HeldPeer
 from kvd.worker.cause import Cause
 from kvd.worker.push.arrival import Arrival
 from kvd.worker.unclosed import Unclosed
@@ -56,6 +57,25 @@ class Windows:
         if self._now is not None:
             with self._activity("serving its window"):
                 self._now.progress()
+
+    def held(self, generation: str, loads: int, loading_bytes: int) -> list[HeldPeer]:
+        """The windows that stand, for that generation of the peer; on any thread. They are of our own memory."""
+        stuck = len(self.unclosed.things)
+        count = stuck + (self._now is not None)
+        if not count:
+            return []
+        return [
+            HeldPeer(
+                engine_id=self._engine_id,
+                generation=generation,
+                use="window",
+                lanes=count,
+                stuck=stuck,
+                loads=loads,
+                loading_bytes=loading_bytes,
+                busy=self._activity.now,
+            )
+        ]
 
     def close(self) -> tuple[Window, str] | None:
         """Close the window of now. The window and why it still stands, or None when nothing can land any more."""

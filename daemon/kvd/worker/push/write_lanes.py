@@ -7,13 +7,15 @@ be over; only the decoder can end it, by closing its window.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from kvd.backends.contract import Backend, Lane
 from kvd.backends.registry import check_window
 from kvd.geometry.rank import Rank
 from kvd.topology.descriptors import Descriptors
 from kvd.topology.transfer_topology import RemoteEngine
+from kvd.wire.agent import HeldPeer
+from kvd.worker.peers.held import held_lanes
 from kvd.worker.push.target import Post, PushTarget
 from kvd.worker.unclosed import Unclosed
 from kvd.worker.watchdog import Activity
@@ -31,6 +33,8 @@ class WriteLanes:
         """The window of each decoding worker that was last found to be its own."""
         self._lane: Lane | None = None
         self._former: list[Lane] = []
+        self._generations: dict[int, str] = {}
+        """Of the decoder, by the id of the lane that was made for it."""
         self._unclosed: Unclosed[None] = Unclosed(f"the lane to {decoder}", Activity())
 
     @property
@@ -47,6 +51,9 @@ class WriteLanes:
         """Write to a target's window. Raises `BackendError` where it could not be started; nothing moves then."""
         if self._lane is None:
             self._lane = self._backend.lane(self._decoder)
+            standing = {id(lane) for lane in self._all()}
+            known = {key: which for key, which in self._generations.items() if key in standing}
+            self._generations = known | {id(self._lane): target.announce.generations[1]}
         self._lane.add(target.peer, target.announce.window)
         return Post(self._lane.submit(target.peer, rows, "write"), layers, epoch, self._lane)
 
@@ -59,6 +66,20 @@ class WriteLanes:
         if window and self._own.get(rank) != (decoder, window):
             check_window(self._kind, decoder.metadata_of(rank), window)
             self._own[rank] = decoder, window
+
+    def held(self, targets: Collection[PushTarget]) -> list[HeldPeer]:
+        """What they hold just now, with what is owed to ``targets``; on any thread."""
+        stuck, generations = self._unclosed.things, self._generations
+        made = [(generations.get(id(lane), ""), lane) for lane in self._all()]
+        return held_lanes(
+            self._decoder,
+            "writes",
+            [one for one in made if one[1] not in stuck],
+            [one for one in made if one[1] in stuck],
+            loads=len(targets),
+            loading_bytes=sum(post.transfer.bytes for target in targets for post in list(target.flying)),
+            busy="",
+        )
 
     def leave(self) -> None:
         """New posts take a new lane."""
@@ -76,3 +97,8 @@ class WriteLanes:
                 if self._unclosed.close(lane):  # its bytes may land until it is
                     self._unclosed.hold(lane)
         self._unclosed.retry_close(now)
+
+    def _all(self) -> list[Lane]:
+        now = self._lane
+        stuck = [lane for lane in self._unclosed.things if lane is not now]
+        return [*([now] if now is not None else []), *self._former, *stuck]  # type: ignore[list-item]

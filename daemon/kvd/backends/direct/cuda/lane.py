@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvd.backends.contract import Operation, Transfer
+from kvd.backends.contract import Holding, Operation, Transfer
 from kvd.backends.cuda.driver import CudaError
 from kvd.backends.cuda.ipc import Driver
 from kvd.backends.direct.card import read_card
@@ -67,6 +67,9 @@ class CudaLane(EngineLane[CudaPeer, _Launch]):
         self._copier = copier
         self._rate = 0.0  # bytes a second of the last large copy
         self._free_at = 0.0  # when the last one that was begun should be over
+
+    def _holding(self, name: str, known: CudaPeer) -> Holding:
+        return known.source.holding(name)
 
     def _connect(self, peer: str, metadata: bytes) -> None:
         envelope, card = read_card(metadata)

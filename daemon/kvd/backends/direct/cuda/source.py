@@ -33,6 +33,11 @@ class CudaSource(Source):
         with self._closed_on_error():
             self.memory = self._reach()
 
+    @property
+    def mapped_bytes(self) -> int:
+        """Of the allocations that its memory lies in, as the driver maps no less."""
+        return sum(shared.length for shared in list(self._taken))
+
     def _reach(self) -> RegisteredMemory:
         theirs = self._card.cuda
         if theirs is None:

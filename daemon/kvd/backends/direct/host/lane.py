@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kvd.backends.contract import Operation, Transfer
+from kvd.backends.contract import Holding, Operation, Transfer
 from kvd.backends.direct.card import read_card
 from kvd.backends.direct.host.copy import Copy
 from kvd.backends.direct.host.source import HostSource
@@ -47,6 +47,9 @@ class DirectLane(EngineLane[HostPeer, _Reading]):
         super().__init__(name, NAME, closed)
         self._here = here
         self._memory = RegisteredMemory(regions)
+
+    def _holding(self, name: str, known: HostPeer) -> Holding:
+        return known.source.holding(name)
 
     def _connect(self, peer: str, metadata: bytes) -> None:
         envelope, card = read_card(metadata)

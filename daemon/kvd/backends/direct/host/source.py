@@ -36,6 +36,11 @@ class HostSource(Source):
         with self._closed_on_error():
             self.memory = self._reach()
 
+    @property
+    def mapped_bytes(self) -> int:
+        """All of it, or nothing where it is read in its owner's process."""
+        return self.memory.nbytes if self.mapped else 0
+
     def _reach(self) -> RegisteredMemory:
         if self._card.cuda is not None:
             raise WorkerUnreachable(
