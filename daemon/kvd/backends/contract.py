@@ -97,7 +97,7 @@ class Holding:
     def joined(self, other: Holding) -> Holding:
         """What two lanes hold of one worker, which is the same memory; mapped twice it is allocated once."""
         known = [one.mapped for one in (self, other) if one.mapped is not None]
-        mapped = max(known) if len(known) == 2 else None  # noqa: PLR2004 - of both
+        mapped = max(known) if len(known) == 2 else None
         largest = max(self, other, key=lambda one: one.nbytes)
         return Holding(self.peer, largest.regions, largest.nbytes, mapped, self.ended or other.ended)
 

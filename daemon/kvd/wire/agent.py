@@ -17,7 +17,7 @@ from kvd.wire.reply import Reply, Request
 MOST_HELD = 4096
 """Peers of one worker that it tells of, once for each generation and use."""
 Use: TypeAlias = Literal["reads", "writes", "window"]
-"""For what a worker holds it: a lane to read from the peer, one to write to it, or the window that the peer writes to."""
+"""For what a worker holds it: a lane to read from the peer, one to write to it, or the window that it writes to."""
 PeerState: TypeAlias = Literal["live", "away", "gone", "unknown"]
 """Of a peer's generation, as kvd knows it. away: its kvd does not answer; unknown: this kvd was never told of it."""
 
@@ -25,8 +25,8 @@ PeerState: TypeAlias = Literal["live", "away", "gone", "unknown"]
 class HeldPeer(msgspec.Struct, frozen=True, kw_only=True):
     """What one worker holds of one generation of a peer engine, for one use.
 
-    ``lanes`` it has to it, of which ``stuck`` could not be closed. They reach ``bytes`` in ``regions`` of ``workers`` of
-    the peer. Of these bytes ``mapped_bytes`` are mapped into the worker's process and stay allocated when the peer
+    ``lanes`` it has to it, of which ``stuck`` could not be closed. They reach ``bytes`` in ``regions`` of ``workers``
+    of the peer. Of these bytes ``mapped_bytes`` are mapped into the worker's process and stay allocated when the peer
     ends; None: the transfer engine does not say. ``loads`` are under way, with ``loading_bytes`` that are posted.
     ``ended``: the worker sees that the peer's process has ended. ``busy`` is the call that its thread is in.
     """
@@ -57,7 +57,7 @@ class DropPeer(Request, tag="drop_peer", frozen=True, kw_only=True):
     """kvd to a worker: close lanes and windows of a peer engine, of one generation where that is named.
 
     Without ``force`` nothing is closed that a load uses; with it such loads are misses, for the reason ``cause``.
-    Answered by `HeldPeers` as it was before: lanes are closed on threads of their own, and `GetHeld` tells what is left.
+    Answered by `HeldPeers` as it was before. Lanes are closed on threads of their own; `GetHeld` tells what is left.
     """
 
     engine_id: Id

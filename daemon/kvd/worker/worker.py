@@ -369,18 +369,19 @@ class WorkerHalf:
                 self._ends.confirmed(message.reader, message.seconds - self.settings.lease_margin)
             case GetSums():
                 return self._summing.answer(message)
-            case GetHeld():
-                return self._held()
-            case DropPeer():
-                held = self._held()
-                cause = Cause(message.cause or "its lane was evicted", "FORCED") if message.force else None
-                for holder in (self._peers, self.pushing):
-                    holder.evict(message.engine_id, Evict(message.generation, cause))
-                return held
+            case GetHeld() | DropPeer():
+                return self._holding(message)
         return None
 
-    def _held(self) -> HeldPeers:
-        return HeldPeers((*self._peers.held(), *self.pushing.held())[:MOST_HELD])
+    def _holding(self, message: GetHeld | DropPeer) -> HeldPeers:
+        """What is held of peers, before anything of it is given up."""
+        held = HeldPeers((*self._peers.held(), *self.pushing.held())[:MOST_HELD])
+        if isinstance(message, DropPeer):
+            cause = Cause(message.cause or "an operator had its lane closed", "FORCED")
+            order = Evict(message.generation, cause if message.force else None)
+            self._peers.evict(message.engine_id, order)
+            self.pushing.evict(message.engine_id, order)
+        return held
 
 
 def _engine_geometry(

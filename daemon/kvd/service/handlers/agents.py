@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from kvd.geometry.rank import Rank
 from kvd.service.daemon import Daemon
 from kvd.service.engines.local_engine import Client
 from kvd.service.errors import RequestRefused
@@ -50,7 +51,7 @@ async def list_agents(daemon: Daemon, caller: Caller, query: ListAgents) -> Agen
 
 
 async def evict_peer(daemon: Daemon, caller: Caller, message: EvictPeer) -> Evicted:
-    """Have the workers here give up a peer, or say what that would do. Raises `RequestRefused`, with nothing changed."""
+    """Have the workers here give up a peer, or say what that would do. Raises `RequestRefused`: nothing changed."""
     name = message.engine_id + (f"@{message.generation}" if message.generation else "")
     await refuse_no_operator(daemon, caller, f"have lanes to {name} closed")
     workers = _workers(daemon)
@@ -172,7 +173,6 @@ def _state_of(daemon: Daemon, held: HeldPeer) -> tuple[PeerState, float, str]:
     return "unknown", 0.0, "this kvd knows nothing of that generation"
 
 
-def _place(row: AgentRow) -> tuple[str, int, int, str, str]:
+def _place(row: AgentRow) -> tuple[str, Rank, str, str]:
     held = row.held
-    rank = row.rank
-    return row.engine_id, rank.pp, rank.tp, held.engine_id if held else "", held.generation if held else ""
+    return row.engine_id, row.rank, held.engine_id if held else "", held.generation if held else ""

@@ -57,9 +57,8 @@ log = logger(__name__)
 
 TIDY = 1.0
 """Seconds between two looks for targets that need not be remembered any more."""
-HANDSHAKE_SECONDS = 10.0
-LEAST_KEPT = 5.0
-"""Seconds for which a message to a decoder is repeated at least."""
+HANDSHAKE_SECONDS, LEAST_KEPT = 10.0, 5.0
+"""Seconds for a decoder's card to come, and for which a message to a decoder is repeated at least."""
 
 _Inbox = PushAnnounce | PushWithdraw | PushDone | Heard | DecoderAnswered | PeerChanged | Evict
 
@@ -177,8 +176,7 @@ class Sender:
         self._live = [target for target in self._live if not target.over]
         if now > self._tidied + TIDY:
             self._tidied = now
-            for name in forgettable(self._targets, now):
-                del self._targets[name]
+            self._forget(now)
         return True
 
     def _serve(self, target: PushTarget, now: float) -> None:
@@ -396,3 +394,7 @@ class Sender:
             self._put(Heard(target, layers, nobody=False))
         elif isinstance(error, RefusedByDaemon):
             self._put(Heard(target, {}, nobody=True))
+
+    def _forget(self, now: float) -> None:
+        for name in forgettable(self._targets, now):
+            del self._targets[name]
