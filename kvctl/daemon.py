@@ -231,6 +231,7 @@ _MEANINGS: dict[str, type[KvctlError]] = {
     "KVD-NOT-PERMITTED": NotPermitted,
     "KVD-FORCE-UNKNOWN": CheckFailed,
     "KVD-FORCE-LATE": CheckFailed,
+    "KVD-EVICT-UNKNOWN": CheckFailed,
     "KVD-LEASE-UNKNOWN": CheckFailed,
     "KVD-ORDER-UNKNOWN": CheckFailed,
     "KVD-FORCE-PART": UsageError,

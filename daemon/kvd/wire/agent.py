@@ -126,7 +126,10 @@ class EvictPeer(Request, tag="evict_peer", frozen=True, kw_only=True):
 
 
 class Evicted(Reply, tag="evicted", frozen=True, kw_only=True):
-    """What was held ``before``, and what is ``left`` of it; before it is carried out ``left`` is the same."""
+    """What was held ``before``, and what is ``left`` of it; before it is carried out ``left`` is the same.
+
+    Workers that do not tell what they hold are in both.
+    """
 
     before: Agents
     left: Agents

@@ -30,7 +30,7 @@ from kvd.wire.agent import (
     PeerState,
 )
 
-GONE_SECONDS, LOOK_SECONDS = 3.0, 0.05
+GONE_SECONDS, LOOK_SECONDS = 2.0, 0.05
 """How long lanes may take to be closed before they count as left, and between two looks whether they are."""
 _STATES: dict[str, PeerState] = {"ready": "live", "unreachable": "away", "gone": "gone"}
 
@@ -56,7 +56,7 @@ async def evict_peer(daemon: Daemon, caller: Caller, message: EvictPeer) -> Evic
     await refuse_no_operator(daemon, caller, f"have lanes to {name} closed")
     workers = _workers(daemon)
     before = _of(await _rows(daemon, workers, message.engine_id), message)
-    if not before:
+    if all(row.held is None for row in before):
         held = {row.held.engine_id for row in await _rows(daemon, workers) if row.held is not None}
         raise RequestRefused(
             "KVD-EVICT-UNKNOWN",
@@ -83,7 +83,7 @@ async def evict_peer(daemon: Daemon, caller: Caller, message: EvictPeer) -> Evic
     order = DropPeer(
         engine_id=message.engine_id, generation=message.generation, force=message.force, cause=cause
     )
-    holding = {(row.engine_id, row.rank) for row in before}
+    holding = {(row.engine_id, row.rank) for row in before if row.held is not None}
     asked = [worker for worker in workers if (worker.engine.engine_id, worker.rank) in holding]
     await asyncio.gather(*(_told(daemon, worker, order) for worker in asked))
     return Evicted(before=before, left=await _left(daemon, asked, before, message), carried_out=True)
@@ -94,11 +94,11 @@ async def _left(
 ) -> tuple[AgentRow, ...]:
     """What is still held once lanes had their time to be closed. What was made anew meanwhile counts as well."""
     until = time.monotonic() + GONE_SECONDS
+    mute = tuple(row for row in before if row.held is None)
     while True:
         rows = await _rows(daemon, asked, message.engine_id)
-        silent = {(row.engine_id, row.rank) for row in rows if row.trouble}
-        left = (*_of(rows, message), *(row for row in before if (row.engine_id, row.rank) in silent))
-        if not left or time.monotonic() > until:
+        left = (*_of(rows, message), *mute)
+        if len(left) == len(mute) or time.monotonic() > until:
             return left
         await asyncio.sleep(LOOK_SECONDS)
 
@@ -146,7 +146,12 @@ async def _told(daemon: Daemon, worker: Client, message: GetHeld | DropPeer) -> 
 
 
 def _of(rows: Iterable[AgentRow], message: EvictPeer) -> tuple[AgentRow, ...]:
-    return tuple(row for row in rows if row.held and message.generation in ("", row.held.generation))
+    """Those of the generation that is meant, and of workers that do not tell."""
+    return tuple(
+        row
+        for row in rows
+        if row.trouble or (row.held is not None and message.generation in ("", row.held.generation))
+    )
 
 
 def _with_state(daemon: Daemon, row: AgentRow, held: HeldPeer) -> AgentRow:
