@@ -183,7 +183,7 @@ def agent_columns(agents: Sequence[AgentDocument] = (), wide: bool = False) -> l
         names("PEER", lambda a: a.peer),
         names("GENERATION", lambda a: a.generation or "-"),
         Column("STATE", lambda a: state(a.state or "-")),
-        measure("SINCE", lambda a: age(a.since) if a.since else "-", lambda a: _ago(a)),
+        measure("SINCE", lambda a: age(a.since) if a.since else "-", _ago),
         Column("USE", lambda a: a.use or "-"),
         measure("LANES", lambda a: a.lanes, lambda a: a.lanes),
         measure("STUCK", lambda a: a.stuck, lambda a: a.stuck, wide),
