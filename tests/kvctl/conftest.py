@@ -38,7 +38,7 @@ from kvd.wire.transfer import (
     TransferList,
     TransferRecord,
 )
-from tests.kvctl import order_answers
+from tests.kvctl import held_answers, order_answers
 
 MODEL = "Qwen/Qwen3-8B"
 SINCE = 1_795_000_000.25
@@ -349,6 +349,7 @@ def daemon(tmp_path: Path) -> Iterator[FakeDaemon]:
             ListTransfers: _transfers,
             GetOutcomes: lambda _: Outcomes(rows=SERVED),
             **order_answers.ANSWERS,
+            **held_answers.ANSWERS,
             GetKeptEngine: _kept_engine,
         },
         events=tuple(
