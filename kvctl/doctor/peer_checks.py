@@ -11,21 +11,20 @@ from kvctl import daemon
 from kvctl.cli.numbers import span
 from kvctl.cli.settings import Settings
 from kvctl.doctor.checks import checked
+from kvctl.doctor.peer_transports import ONE_HOST, transport_checks
 from kvctl.errors import KvctlError, UsageError
 from kvctl.processes.supervisor import start_again
 from kvctl.views.doctor import Check
 from kvctl.views.engines import endpoint_name
 from kvd.addresses import join_address
 from kvd.backends.registry import ADAPTERS
-from kvd.wire.query import EngineList, GetStatus, KvdStatus, ListEngines, PeerRow, WorkerRow
+from kvd.wire.query import EngineList, EngineRow, GetStatus, KvdStatus, ListEngines, PeerRow, WorkerRow
 
 ROUNDS = 5
 """Questions by which clocks are compared: the quickest answer says it best."""
 MOST_SKEW = 1.0
 """Seconds between two clocks from which on times of two hosts side by side mislead."""
 IDENTITIES = {"none": "not in use", "shared": "shared by all hosts", "per host": "a pair for each host"}
-ONE_HOST = ("direct", "memory")
-"""Backends that do not leave their host."""
 
 _peer = partial(checked, "peer")
 
@@ -47,6 +46,7 @@ class PeerAnswer:
     status: KvdStatus | None = None
     clock: Compared | None = None
     workers: tuple[WorkerRow, ...] = ()
+    engines: tuple[EngineRow, ...] = ()
 
 
 def peer_checks(settings: Settings, host: str) -> Iterator[Check]:
@@ -87,7 +87,8 @@ def _asked(afar: Settings, place: str) -> PeerAnswer:
                 rounds.append((seconds, status.clock - sent - seconds / 2 if status.clock else None))
         seconds, ahead = min(rounds, key=lambda one: one[0])
         clock = None if ahead is None else Compared(ahead, seconds / 2)
-        return PeerAnswer(place, seconds, status, clock, daemon.workers(afar))
+        rows = daemon.workers(afar), daemon.engines(afar, cards=True)
+        return PeerAnswer(place, seconds, status, clock, *rows)
     except KvctlError as error:
         if error.code != "KVD-NOT-PERMITTED":
             raise
@@ -151,7 +152,9 @@ def _of_theirs(settings: Settings, mine: KvdStatus, asked: PeerAnswer) -> Iterat
     yield from _keys(mine, theirs, asked.place)
     yield _clock(asked)
     yield from _versions(mine, theirs, asked.place)
-    yield from _backends(daemon.workers(replace(settings, host=None)), asked)
+    local = replace(settings, host=None)
+    yield from _backends(daemon.workers(local), asked)
+    yield from transport_checks(daemon.engines(local, cards=True), asked.engines, asked.place)
 
 
 def _row(status: KvdStatus, place: str, kvd_id: str) -> PeerRow | None:

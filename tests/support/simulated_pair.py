@@ -68,8 +68,7 @@ def simulated_pair(folder: Path, backend: str) -> Iterator[Pair]:
     with contextlib.ExitStack() as stack:
         hosts = stack.enter_context(two_hosts(folder))
         stack.push(functools.partial(end_all, workers, 5.0))
-        for host in hosts:
-            workers.append(_started(host, backend, folder))
+        workers.extend(_started(host, backend, folder) for host in hosts)
         for worker in workers:
             good(worker.name, worker.answer(60.0))
         yield Pair(*hosts, *workers)

@@ -173,6 +173,7 @@ def agents_screen(body: AgentsDocument, wide: bool) -> Part:
 def agent_columns(agents: Sequence[AgentDocument] = (), wide: bool = False) -> list[Column[Any]]:
     """The columns of what workers hold, their engine first."""
     troubled = wide or any(agent.trouble for agent in agents)
+    uses = wide or any(agent.use not in ("", "reads") for agent in agents)
     return [
         names("ENGINE", lambda a: a.engine_id),
         names("RANK", lambda a: a.rank),
@@ -184,7 +185,7 @@ def agent_columns(agents: Sequence[AgentDocument] = (), wide: bool = False) -> l
         names("GENERATION", lambda a: a.generation or "-"),
         Column("STATE", lambda a: state(a.state or "-")),
         measure("SINCE", lambda a: age(a.since) if a.since else "-", _ago),
-        Column("USE", lambda a: a.use or "-"),
+        Column("USE", lambda a: a.use or "-", uses),
         measure("LANES", lambda a: a.lanes, lambda a: a.lanes),
         measure("STUCK", lambda a: a.stuck, lambda a: a.stuck, wide),
         measure("REACHES", lambda a: size(a.peer_bytes), lambda a: a.peer_bytes, wide),
@@ -217,7 +218,7 @@ def pinned_lines(agents: Iterable[AgentDocument]) -> list[Part]:
     if not rows:
         return []
     lines: list[Part] = [""]
-    for states, what in ((("gone",), "are gone"), (("away", "unknown"), "may be gone")):
+    for states, what in ((("gone",), "gone"), (("away", "unknown"), "may be gone")):
         found = [row for row in rows if row.state in states]
         if not found:
             continue
@@ -225,7 +226,8 @@ def pinned_lines(agents: Iterable[AgentDocument]) -> list[Part]:
         sure = sum(row.pinned_bytes for row in found if row.mapped_bytes is not None)
         pinned = f"{size(sure)} pinned" + (f", at most {size(total)}" if total > sure else "")
         lanes, peers = sum(row.lanes for row in found), len({(row.peer, row.generation) for row in found})
-        lines.append(Styled(f"of {peers} peers that {what}: {lanes} lanes, {pinned}", "yellow"))
+        counted = f"{peers} {'peer' if peers == 1 else 'peers'}, {lanes} {'lane' if lanes == 1 else 'lanes'}"
+        lines.append(Styled(f"{what}: {counted}, {pinned}", "yellow"))
     return lines
 
 

@@ -13,7 +13,7 @@ from kvctl.doctor.peer_checks import Compared, PeerAnswer, peer_checks
 from kvctl.views.doctor import Check
 from kvd.wire import query
 from kvd.wire.identity import Endpoint
-from tests.kvctl.conftest import STATUS, WORKERS, FakeDaemon
+from tests.kvctl.conftest import ENGINES, STATUS, WORKERS, FakeDaemon
 
 HERE, THERE = "[::1]:7766", "10.0.0.8:7766"
 KEYS = query.PeerKeys(identity="none", public="K")
@@ -35,7 +35,8 @@ def checks(
 ) -> dict[str, Check]:
     """The checks by code, of two kvds that are well but for these changes."""
     daemon.answers[query.GetStatus] = lambda _: msgspec.structs.replace(MINE, **(mine or {}))
-    told: dict[str, Any] = {"clock": Compared(0.001, 0.0005), "workers": WORKERS} | asked
+    engines = (msgspec.structs.replace(ENGINES[1], local=True),)
+    told: dict[str, Any] = {"clock": Compared(0.001, 0.0005), "workers": WORKERS, "engines": engines} | asked
     answer = PeerAnswer(THERE, 0.001, msgspec.structs.replace(THEIRS, **(theirs or {})), **told)
     monkeypatch.setattr(module, "_asked", lambda *_: answer)
     found = peer_checks(Settings(runtime_dir=str(daemon.directory)), THERE)
@@ -63,9 +64,11 @@ def test_all_is_well(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> Non
             "PEER_CLOCK",
             "PEER_VERSION",
             "PEER_BACKENDS",
+            "PEER_TRANSPORT",
         ),
         "ok",
     )
+    assert found["PEER_TRANSPORT"].found.startswith("decode-0 from prefill-1: nixl from host to host memory")
     assert "nixl" in found["PEER_BACKENDS"].found
 
 

@@ -55,6 +55,10 @@ def test_two_hosts_that_are_well(run: Run, pair: Pair) -> None:
     assert "give or take" in found["PEER_CLOCK"]["found"]
     # The tests' workers say direct, which does not leave its host.
     assert found["PEER_BACKENDS"]["state"] == "failed"
+    # They export nothing of it, so it is said to be unknown.
+    assert found["PEER_TRANSPORT"]["found"].startswith(
+        "decode-0 from prefill-0: direct, over what is not known"
+    )
     screen = run("--runtime-dir", pair["a"].daemon.directory, "doctor", "--peer", place(pair["b"]))
     assert "peer" in screen.out
 

@@ -76,8 +76,7 @@ def test_the_memory_of_a_host_that_died_stays_until_it_is_evicted(asking: Asking
     # NIXL does not say what it maps; Mooncake maps nothing to read over a network, nor direct what is in no memfd.
     assert gone["pinned_bytes"] == (live["peer_bytes"] if backend == "nixl" else 0)
     assert (gone["mapped_bytes"] is None) == (backend == "nixl")
-    screen = asking.say().out
-    assert "of 1 peers that" in screen
+    assert "gone: 1 peer, 1 lane, " in asking.say().out
     name = f"{PEER}@{gone['generation']}"
     assert asking.say("-o", "name").out == f"{name}\n"
     # Without a word for it nothing is done.

@@ -80,7 +80,8 @@ def test_a_worker_is_listed_with_what_it_holds_and_with_its_own_memory() -> None
             ("d", "tp0", other),
         ]
         assert [row.state for row in rows] == ["unknown", "gone"]
-        assert rows[0].pid and rows[0].backend and rows[0].registered_bytes
+        assert rows[0].pid
+        assert (rows[0].backend, rows[0].registered_bytes > 0) == ("direct", True)
         assert [row.held for row in listed(kvd, "q")] == [other]
         assert listed(kvd, "nobody") == ()
 

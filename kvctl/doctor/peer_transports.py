@@ -1,0 +1,165 @@
+"""What would move bytes between engines of two hosts, by what their workers told kvd when they registered.
+
+Nothing is opened and no byte is moved for it: what only a transfer engine knows when it connects is said to be unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import product
+from typing import NamedTuple
+
+import msgspec
+
+from kvctl.doctor.checks import checked
+from kvctl.views.doctor import Check
+from kvd.backends.auto.metadata import read_both
+from kvd.backends.direct.card import read_card
+from kvd.backends.envelope import decoded, unpack
+from kvd.backends.errors import BackendError
+from kvd.geometry.codec import decode_worker
+from kvd.geometry.errors import GeometryError
+from kvd.shown import few
+from kvd.wire.identity import WorkerCard
+from kvd.wire.query import EngineRow
+
+ONE_HOST = ("direct", "memory")
+"""Backends that do not leave their host."""
+UNPROBED = "not probed: kvctl benchmark --to moves bytes between two hosts"
+
+_peer = partial(checked, "peer")
+
+
+class Way(NamedTuple):
+    """What would move bytes from one engine to another. With a ``trouble`` nothing would, for that reason."""
+
+    transport: str
+    trouble: str = ""
+
+
+class Told(NamedTuple):
+    """What a worker told of how it transfers; workers of one engine mostly tell the same.
+
+    ``engine`` is the transfer engine: the backend itself, or the one behind it. ``protocol`` is Mooncake's. ``boot`` is
+    of the host where the worker may be read directly, else empty. ``missing`` says why it has no engine, ``unread`` why
+    what it told cannot be read.
+    """
+
+    backend: str
+    memory: str = ""
+    engine: str = ""
+    protocol: str = ""
+    boot: str = ""
+    missing: str = ""
+    unread: str = ""
+
+
+class _Protocol(msgspec.Struct, frozen=True):
+    protocol: str
+
+
+class _Behind(msgspec.Struct, frozen=True):
+    engine: str
+
+
+def transport_checks(mine: Sequence[EngineRow], theirs: Sequence[EngineRow], place: str) -> Iterator[Check]:
+    """One check for all pairs between which the same would move bytes."""
+    here, there = _ready(mine), _ready(theirs)
+    blind = [row.engine.engine_id for row in (*here, *there) if row.card is None]
+    told = {id(row): told_by(row) for row in (*here, *there)}
+    pairs: dict[Way, list[str]] = {}
+    for one, other in product(here, there):
+        for reader, source in ((one, other), (other, one)):
+            if reader.card and source.card and _reads(reader, source):
+                name = f"{reader.engine.engine_id} from {source.engine.engine_id}"
+                pairs.setdefault(way(told[id(source)], told[id(reader)]), []).append(name)
+    if blind:
+        unknown = f"kvd shows no card of {few(blind)}, so what moves their bytes is not known"
+        yield _peer("skipped", "PEER_TRANSPORT", unknown)
+    elif not pairs:
+        nobody = f"no engine here reads from one at {place}, and none there from one here"
+        yield _peer("skipped", "PEER_TRANSPORT", nobody)
+    for found, names in pairs.items():
+        if found.trouble:
+            yield _peer(
+                "failed", "PEER_TRANSPORT", f"{few(names)}: {found.trouble}",
+                'start both with "backend": "auto", or with one transfer engine: docs/backends/index.md',
+            )  # fmt: skip
+        else:
+            yield _peer("ok", "PEER_TRANSPORT", f"{few(names)}: {found.transport}; {UNPROBED}")
+
+
+def way(source: Sequence[Told], reader: Sequence[Told]) -> Way:
+    """How workers that told this read from others: the first pair between which nothing would move decides."""
+    ways = dict.fromkeys(_between(one, other) for one, other in product(source, reader))
+    bad = next((found for found in ways if found.trouble), None)
+    return bad or Way(" or ".join(found.transport for found in ways))
+
+
+def told_by(row: EngineRow) -> tuple[Told, ...]:
+    """What the workers of an engine told, each kind once."""
+    return tuple(dict.fromkeys(_told(worker) for worker in (row.card.workers if row.card else ())))
+
+
+def _ready(rows: Sequence[EngineRow]) -> list[EngineRow]:
+    return [row for row in rows if row.local and row.state == "ready"]
+
+
+def _reads(reader: EngineRow, source: EngineRow) -> bool:
+    one, other = reader.engine, source.engine
+    alike = one.model == other.model and one.engine_id != other.engine_id
+    return alike and one.role != "prefill" and other.role != "decode"
+
+
+def _told(worker: WorkerCard) -> Told:
+    found = Told(worker.backend, engine=worker.backend)
+    try:
+        devices = {region.device for region in decode_worker(worker.geometry).regions}
+        found = found._replace(memory="host" if devices <= {"cpu"} else "GPU")
+        return _read(found, worker.backend, worker.metadata)
+    except (BackendError, GeometryError) as error:
+        return found._replace(unread=error.message)
+
+
+def _read(found: Told, backend: str, metadata: bytes) -> Told:
+    """With what stands in the metadata of that backend. Raises `BackendError`."""
+    if backend == "mooncake":
+        blob = unpack(metadata, backend=backend).blob
+        return found._replace(protocol=decoded(blob, _Protocol, backend=backend).protocol)
+    if backend == "direct":
+        return found._replace(boot=read_card(metadata)[1].process.boot)
+    if backend == "staged":
+        blob = unpack(metadata, backend=backend).blob
+        behind = decoded(blob, _Behind, backend=backend, decode=msgspec.msgpack.decode)
+        return found._replace(engine=behind.engine)
+    if backend == "auto":
+        both = read_both(metadata)
+        found = found._replace(engine=both.engine, missing=both.no_engine)
+        if not both.no_engine:
+            found = _read(found, both.engine, both.engine_metadata)
+        return found if both.no_direct else _read(found, "direct", both.direct_metadata)
+    return found
+
+
+def _between(source: Told, reader: Told) -> Way:
+    if source.backend != reader.backend:
+        return Way(
+            "", f"one uses {source.backend} and the other {reader.backend}: nothing moves between them"
+        )
+    if unread := source.unread or reader.unread:
+        return Way(f"{source.backend}, over what is not known: {unread}")
+    backend, memory = source.backend, f"from {source.memory} to {reader.memory} memory"
+    if source.boot and source.boot == reader.boot:
+        return Way(f"direct {memory}, as both kvds are of one host")
+    if backend in ONE_HOST:
+        return Way("", f"both use {backend}, which does not leave its host")
+    if missing := source.missing or reader.missing:
+        return Way("", f"both use {backend}, and one has no transfer engine behind it: {missing}")
+    if source.engine != reader.engine:
+        return Way("", f"both use {backend}, with {source.engine} and {reader.engine} behind it")
+    if source.protocol != reader.protocol:
+        return Way("", f"{source.engine} uses {source.protocol} on one side, {reader.protocol} on the other")
+    over = source.protocol or "what it chooses when it connects"
+    behind = f" behind {backend}" if backend != source.engine else ""
+    return Way(f"{source.engine}{behind} {memory}, over {over}")
