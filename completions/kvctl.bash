@@ -22,7 +22,7 @@ _kvctl() {
         agents:--engine|agents:-e) COMPREPLY=(); _kvctl_names engines "$current"; return ;;
         agents:--peer) COMPREPLY=(); _kvctl_names engines "$current"; return ;;
         agents:--filter) COMPREPLY=(); return ;;
-        agents:--sort) COMPREPLY=(); return ;;
+        agents:--sort) COMPREPLY=($(compgen -W "engine host rank pid backend own own-regions peer generation state since use lanes stuck reaches regions mapped pinned loads in-flight busy reason" -- "$current")); return ;;
         agents:--watch|agents:-w) COMPREPLY=(); return ;;
         bundle:--last|bundle:--limit|bundle:-n) COMPREPLY=(); return ;;
         bundle:--kvd-config) COMPREPLY=($(compgen -f -- "$current")); return ;;
@@ -169,6 +169,7 @@ _kvctl() {
             words='agents bundle doctor engines events explain leases slow status top trace transfer transfers workers describe-topology diff export-geometry probe benchmark replay serve demo force-miss verify connector-config context drain install-files keys ports wait completion schema version' ;;
         agents)
             options='--engine --peer --filter --sort --fleet --watch --output --color --timeout --runtime-dir --socket --host --context --config --help --force --yes'
+            live=agents
             words='evict' ;;
         bundle)
             options='--last --limit --kvd-config --output --color --timeout --runtime-dir --socket --host --context --config --help'

@@ -1,4 +1,4 @@
-"""Names of engines, hosts and leases for the completion scripts, which ask on a press of Tab."""
+"""Names of engines, hosts, leases and peers for the completion scripts, which ask on a press of Tab."""
 
 from __future__ import annotations
 
@@ -36,6 +36,15 @@ def _leases(settings: Settings) -> list[str]:
     return [f"{row.engine_id}/{row.request_id}" for page in pages for row in page.rows]
 
 
+def _agents(settings: Settings) -> list[str]:
+    """What workers hold, as ENGINE@GENERATION."""
+    from kvctl import daemon
+    from kvd.wire.agent import AgentList, ListAgents
+
+    held = (row.held for row in daemon.ask(settings, ListAgents(), AgentList).rows)
+    return [f"{one.engine_id}@{one.generation}" for one in held if one is not None]
+
+
 def _hosts(settings: Settings) -> list[str]:
     """The hosts of the context in use, else those of this host's kvd: its peers, where its keys cannot be read."""
     from kvctl import daemon
@@ -50,5 +59,10 @@ def _hosts(settings: Settings) -> list[str]:
         return [join_address(peer.endpoint.host, peer.endpoint.port) for peer in status.peers]
 
 
-KINDS: dict[str, Callable[[Settings], list[str]]] = {"engines": _engines, "hosts": _hosts, "leases": _leases}
+KINDS: dict[str, Callable[[Settings], list[str]]] = {
+    "agents": _agents,
+    "engines": _engines,
+    "hosts": _hosts,
+    "leases": _leases,
+}
 """What may be asked for."""

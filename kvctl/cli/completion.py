@@ -1,8 +1,8 @@
 """Writes the completion scripts from the command line itself.
 
 The scripts are static: a press of Tab takes 1.5 ms. typer's own machinery starts Python each time. On an idle core that
-takes 170 ms for the name of a command, and 300 ms for an option of describe-topology. Only names of engines, hosts and
-leases are asked for as they are wanted (`kvctl.cli.live_names`).
+takes 170 ms for the name of a command, and 300 ms for an option of describe-topology. Only names of engines, hosts,
+leases and peers are asked for as they are wanted (`kvctl.cli.live_names`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ LIVE_OPTIONS = {"ENGINE": "engines", "HOST[:PORT]": "hosts"}
 """Metavars of options whose values are names, and what kvctl is asked for them."""
 LIVE_ARGUMENTS = {
     **dict.fromkeys(("describe-topology", "diff", "drain", "export-geometry"), "engines"),
+    "agents": "agents",
     "leases": "leases",
 }
 """The same for arguments of commands."""

@@ -10,12 +10,13 @@ import typer
 from kvctl.cli.completion import SHELLS, script
 from kvctl.cli.parsing import one_of
 from kvctl.commands import engines, workers
-from kvctl.commands.running import leases
+from kvctl.commands.running import agents, leases
 from kvctl.explained.entries import codes
 from kvctl.ledger.statistics import ORDERS
 from kvctl.views.engines import engine_columns
 from kvctl.views.picking import column_name
 from kvctl.views.registry import views
+from kvctl.views.running.agents import agent_columns
 from kvctl.views.running.leases import lease_columns
 from kvctl.views.screen import Column
 from kvctl.views.transfers.document import transfer_columns
@@ -52,6 +53,7 @@ def words() -> dict[str, tuple[str, ...]]:
         "engines": (tuple(engines.SORTS), engine_columns((), wide=True)),
         "workers": (tuple(workers.SORTS), worker_columns((), wide=True)),
         "leases": (tuple(leases.SORTS), lease_columns(wide=True)),
+        "agents": (tuple(agents.SORTS), agent_columns(wide=True)),
         "transfers": (tuple(ORDERS), transfer_columns((), wide=True)),
     }
     sorts = {

@@ -71,7 +71,8 @@ def simulated_pair(folder: Path, backend: str) -> Iterator[Pair]:
         workers.extend(_started(host, backend, folder) for host in hosts)
         for worker in workers:
             good(worker.name, worker.answer(60.0))
-        yield Pair(*hosts, *workers)
+        prefill, decode = workers
+        yield Pair(*hosts, prefill, decode)
 
 
 def _started(host: Kvd, backend: str, folder: Path) -> WorkerProcess:

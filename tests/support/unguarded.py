@@ -20,12 +20,14 @@ __all__ = ["KvdConnector"]
 _close = PullThread._close
 
 
-def _let_live(self: PullThread, lane: Lane) -> str:
+def _let_live(self: PullThread) -> tuple[Lane, str] | None:
     if not Path(os.environ["TEST_UNGUARDED"]).exists():
-        return _close(self, lane)
-    transfers = [transfer for load in self._active for transfer in load.transfers]
-    threading.Thread(target=_poll_on, args=(lane, transfers), daemon=True).start()
-    return ""
+        return _close(self)
+    lane, self._lanes.now = self._lanes.now, None
+    if lane is not None:
+        transfers = [transfer for load in self._active for transfer in load.transfers]
+        threading.Thread(target=_poll_on, args=(lane, transfers), daemon=True).start()
+    return None
 
 
 def _poll_on(lane: Lane, transfers: list[Transfer]) -> None:

@@ -145,6 +145,7 @@ def test_kvctl_tells_the_names_that_there_are(
     monkeypatch.setenv("KVCTL_RUNTIME_DIR", str(daemon.directory))
     assert answered(monkeypatch, capsys, "engines") == "decode-0\nprefill-1\nprefill-0\n"
     assert answered(monkeypatch, capsys, "leases") == "prefill-1/cmpl-4-p\n"
+    assert answered(monkeypatch, capsys, "agents") == "prefill-0@5be0a431\nprefill-1@91c2d07e\n"
     assert answered(monkeypatch, capsys, "hosts") == "10.0.0.8:7766\n"
 
 

@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from kvd.backends.contract import Backend, State, traits_of
+from kvd.backends.contract import Backend, Lane, State, traits_of
 from kvd.backends.errors import BackendError, BackendUnavailable, PeerMetadataError, RegistrationError
 from kvd.shown import logger
 from kvd.topology.errors import TopologyError
@@ -349,7 +349,7 @@ class PullThread:
         self._probing.stop()
         rest = [load for load in self._active if load not in ending]
         ends: list[tuple[Load, Cause | None]] = [(load, cause) for load in ending]
-        stands = self._lanes.close()
+        stands = self._close()
         with self._admission.lock:
             if stands is not None:
                 lane, error = stands
@@ -362,6 +362,9 @@ class PullThread:
         self._due = [*rest, *self._due]
         for load, why in ends:
             self._end(load, why)
+
+    def _close(self) -> tuple[Lane, str] | None:
+        return self._lanes.close()
 
     def _retry_close(self, now: float) -> None:
         """Try again to close what could not be closed, and end the loads that wait for it."""

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from kvd.backends.contract import Lane, State, Transfer
+from kvd.backends.contract import Lane, State, Transfer, holdings_of
 from kvd.backends.direct import backend as direct
 from kvd.backends.direct.backend import DirectBackend, DirectOptions
 from kvd.backends.direct.card import Card
@@ -121,6 +121,9 @@ def test_reads_scattered_rows_of_every_length(
     assert transfer.bytes == lengths.sum()
     assert (reader.buffer == image).all()
     assert lane._peers["p"].source.mapped is memfd
+    (held,) = holdings_of(lane)
+    assert (held.peer, held.nbytes > 0, held.ended) == ("p", True, False)
+    assert held.mapped == (held.nbytes if memfd else 0)
 
 
 @both_ways

@@ -9,6 +9,7 @@ import pytest
 from kvd.client.errors import RefusedByDaemon
 from kvd.client.remote import RemoteKvd, RemoteOperator
 from kvd.keys import TrustedKey, write_trusted
+from kvd.wire.agent import AgentList, EvictPeer, ListAgents
 from kvd.wire.frame import Message, encode
 from kvd.wire.order import ForceMiss, OneRequest
 from kvd.wire.outcomes import GetOutcomes, Outcomes
@@ -33,10 +34,11 @@ QUESTIONS: tuple[Message, ...] = (
     ListWorkers(),
     ListTransfers(limit=1),
     ListLeases(),
+    ListAgents(),
     GetKeptEngine(engine_id="p", generation="g"),
 )
 """What an operator asks and other hosts may not."""
-ANSWERS = (KvdStatus, WorkerList, TransferList, LeaseList)
+ANSWERS = (KvdStatus, WorkerList, TransferList, LeaseList, AgentList)
 
 
 @pytest.fixture(scope="module")
@@ -80,8 +82,8 @@ def test_no_host_is_let_in_unless_it_is_named(fleet: Fleet) -> None:
 def test_a_host_that_is_named_may_ask(fleet: Fleet, kind: str) -> None:
     allow(fleet, word_of(fleet["desk"], kind))
     with speaking(fleet["desk"].pair, fleet["asked"]) as desk:
-        assert tuple(type(desk.ask(question)) for question in QUESTIONS[:4]) == ANSWERS
-        assert desk.refused(QUESTIONS[4]).code == "KVD-NO-ENGINE"
+        assert tuple(type(desk.ask(question)) for question in QUESTIONS[:5]) == ANSWERS
+        assert desk.refused(QUESTIONS[5]).code == "KVD-NO-ENGINE"
     with speaking(fleet["other"].pair, fleet["asked"]) as other:
         if kind in ("its place", "its key"):
             assert {other.refused(question).code for question in QUESTIONS} == {"KVD-NOT-PERMITTED"}
@@ -94,6 +96,7 @@ def test_a_host_that_is_named_changes_nothing(fleet: Fleet) -> None:
     with speaking(fleet["desk"].pair, fleet["asked"]) as desk:
         for order in (
             ForceMiss(engine_id="p", target=OneRequest("r"), carry_out=True),
+            EvictPeer(engine_id="q", carry_out=True),
             Heartbeat(incarnation="i"),
             Unregister(incarnation="i"),
         ):

@@ -10,6 +10,7 @@ from uuid import uuid4
 
 import pytest
 
+from kvd.wire.agent import AgentList, EvictPeer, ListAgents
 from kvd.wire.order import (
     ForcedMisses,
     GetForced,
@@ -80,6 +81,12 @@ def test_each_user_sees_its_own_where_that_is_set(private: Daemon) -> None:
         seen = {row.engine_id: row for row in workers.rows if row.kind == "worker"}
         assert (seen[f"a-{name}"].incarnation, seen[f"a-{name}"].pid) == ("", 0)
         assert seen[f"b-{name}"].pid == b.pid
+        agents = b.ask(ListAgents())
+        assert isinstance(agents, AgentList)
+        held = {row.engine_id: row for row in agents.rows if name in row.engine_id}
+        assert (held[f"a-{name}"].hidden, held[f"a-{name}"].pid) == (True, 0)
+        assert (held[f"b-{name}"].hidden, held[f"b-{name}"].pid) == (False, b.pid)
+        assert b.refused(EvictPeer(engine_id=f"a-{name}")).code == "KVD-NOT-PERMITTED"
         served = b.ask(GetOutcomes(peers=True))
         assert isinstance(served, Outcomes)
         assert [row.engine_id for row in served.rows if name in row.engine_id] == [f"b-{name}"]

@@ -152,9 +152,9 @@ def test_while_a_load_is_under_way_only_force_evicts() -> None:
         assert holder.orders[0].cause.startswith("an operator had its lane closed (uid ")
 
 
-@pytest.mark.parametrize("order", [{"engine_id": "q"}, {"engine_id": "p", "generation": "g-9"}])
-def test_what_nobody_holds_cannot_be_evicted(order: dict[str, str]) -> None:
+@pytest.mark.parametrize("name", [("q", ""), ("p", "g-9")])
+def test_what_nobody_holds_cannot_be_evicted(name: tuple[str, str]) -> None:
     with holding(HELD) as (kvd, _):
-        refused = kvd.ask_refused(EvictPeer(**order))
+        refused = kvd.ask_refused(EvictPeer(engine_id=name[0], generation=name[1]))
         assert refused.code == "KVD-EVICT-UNKNOWN"
         assert "they do of p" in refused.message
