@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,11 +20,18 @@ def told(rig: Rig, message: GetHeld | DropPeer | None = None) -> tuple[HeldPeer,
     return answer.peers
 
 
+def first(rig: Rig, wanted: Callable[[HeldPeer], Any]) -> HeldPeer:
+    """The first that is held and is so, as soon as there is one."""
+    found = eventually(lambda: next((one for one in told(rig) if wanted(one)), None))
+    assert found is not None
+    return found
+
+
 def loaded(rig: Rig) -> HeldPeer:
     """What is held once a load has come."""
     rig.start(order(prefill(((5, 6),)), (2, 9)))
     assert rig.results().failed == set()
-    return eventually(lambda: next((one for one in told(rig) if not one.loads), None))
+    return first(rig, lambda one: not one.loads)
 
 
 def test_a_lane_is_held_until_the_order_comes_and_made_again_by_the_next_load(rig: Rig) -> None:
@@ -44,7 +52,7 @@ def test_a_lane_that_a_load_uses_stays_and_by_force_its_load_is_a_miss_after_the
 ) -> None:
     rig.faults.hold = {0}
     rig.start(order(prefill(((5, 6),)), (2, 9)))
-    held = eventually(lambda: next((one for one in told(rig) if one.loading_bytes), None))
+    held = first(rig, lambda one: one.loading_bytes)
     assert held.loads == 1
     told(rig, DropPeer(engine_id="p"))
     go_on, reached = rig.gates.stop("close")
@@ -66,7 +74,7 @@ def test_a_lane_that_cannot_be_closed_is_stuck_until_it_can(
     held = loaded(rig)
     rig.gates.close_errors.append(BackendError("the device is busy"))
     told(rig, DropPeer(engine_id="p"))
-    stuck = eventually(lambda: next((one for one in told(rig) if one.stuck), None))
+    stuck = first(rig, lambda one: one.stuck)
     assert (stuck.lanes, stuck.stuck, stuck.generation) == (1, 1, held.generation)
     rig.gates.close_errors.clear()
     told(rig, DropPeer(engine_id="p"))  # tries again at once
@@ -87,5 +95,5 @@ def test_another_generation_closes_the_lane_by_itself(rig: Rig) -> None:
     before = loaded(rig)
     card: Any = rig.p_script.card().card
     rig.decoder._on_message(ready(card, generation="gen-2"))
-    now = eventually(lambda: next((one for one in told(rig) if one.generation != before.generation), None))
+    now = first(rig, lambda one: one.generation != before.generation)
     assert [one.generation for one in told(rig)] == [now.generation]
