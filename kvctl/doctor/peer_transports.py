@@ -31,14 +31,14 @@ UNPROBED = "not probed: kvctl benchmark --to moves bytes between two hosts"
 _peer = partial(checked, "peer")
 
 
-class Way(NamedTuple):
+class PairTransport(NamedTuple):
     """What would move bytes from one engine to another. With a ``trouble`` nothing would, for that reason."""
 
     transport: str
     trouble: str = ""
 
 
-class Told(NamedTuple):
+class WorkerTold(NamedTuple):
     """What a worker told of how it transfers; workers of one engine mostly tell the same.
 
     ``engine`` is the transfer engine: the backend itself, or the one behind it. ``protocol`` is Mooncake's. ``boot`` is
@@ -68,7 +68,7 @@ def transport_checks(mine: Sequence[EngineRow], theirs: Sequence[EngineRow], pla
     here, there = _ready(mine), _ready(theirs)
     blind = [row.engine.engine_id for row in (*here, *there) if row.card is None]
     told = {id(row): told_by(row) for row in (*here, *there)}
-    pairs: dict[Way, list[str]] = {}
+    pairs: dict[PairTransport, list[str]] = {}
     for one, other in product(here, there):
         for reader, source in ((one, other), (other, one)):
             if reader.card and source.card and _reads(reader, source):
@@ -90,14 +90,14 @@ def transport_checks(mine: Sequence[EngineRow], theirs: Sequence[EngineRow], pla
             yield _peer("ok", "PEER_TRANSPORT", f"{few(names)}: {found.transport}; {UNPROBED}")
 
 
-def way(source: Sequence[Told], reader: Sequence[Told]) -> Way:
+def way(source: Sequence[WorkerTold], reader: Sequence[WorkerTold]) -> PairTransport:
     """How workers that told this read from others: the first pair between which nothing would move decides."""
     ways = dict.fromkeys(_between(one, other) for one, other in product(source, reader))
     bad = next((found for found in ways if found.trouble), None)
-    return bad or Way(" or ".join(found.transport for found in ways))
+    return bad or PairTransport(" or ".join(found.transport for found in ways))
 
 
-def told_by(row: EngineRow) -> tuple[Told, ...]:
+def told_by(row: EngineRow) -> tuple[WorkerTold, ...]:
     """What the workers of an engine told, each kind once."""
     return tuple(dict.fromkeys(_told(worker) for worker in (row.card.workers if row.card else ())))
 
@@ -112,8 +112,8 @@ def _reads(reader: EngineRow, source: EngineRow) -> bool:
     return alike and one.role != "prefill" and other.role != "decode"
 
 
-def _told(worker: WorkerCard) -> Told:
-    found = Told(worker.backend, engine=worker.backend)
+def _told(worker: WorkerCard) -> WorkerTold:
+    found = WorkerTold(worker.backend, engine=worker.backend)
     try:
         devices = {region.device for region in decode_worker(worker.geometry).regions}
         found = found._replace(memory="host" if devices <= {"cpu"} else "GPU")
@@ -122,7 +122,7 @@ def _told(worker: WorkerCard) -> Told:
         return found._replace(unread=error.message)
 
 
-def _read(found: Told, backend: str, metadata: bytes) -> Told:
+def _read(found: WorkerTold, backend: str, metadata: bytes) -> WorkerTold:
     """With what stands in the metadata of that backend. Raises `BackendError`."""
     if backend == "mooncake":
         blob = unpack(metadata, backend=backend).blob
@@ -142,24 +142,26 @@ def _read(found: Told, backend: str, metadata: bytes) -> Told:
     return found
 
 
-def _between(source: Told, reader: Told) -> Way:
+def _between(source: WorkerTold, reader: WorkerTold) -> PairTransport:
     if source.backend != reader.backend:
-        return Way(
+        return PairTransport(
             "", f"one uses {source.backend} and the other {reader.backend}: nothing moves between them"
         )
     if unread := source.unread or reader.unread:
-        return Way(f"{source.backend}, over what is not known: {unread}")
+        return PairTransport(f"{source.backend}, over what is not known: {unread}")
     backend, memory = source.backend, f"from {source.memory} to {reader.memory} memory"
     if source.boot and source.boot == reader.boot:
-        return Way(f"direct {memory}, as both kvds are of one host")
+        return PairTransport(f"direct {memory}, as both kvds are of one host")
     if backend in ONE_HOST:
-        return Way("", f"both use {backend}, which does not leave its host")
+        return PairTransport("", f"both use {backend}, which does not leave its host")
     if missing := source.missing or reader.missing:
-        return Way("", f"both use {backend}, and one has no transfer engine behind it: {missing}")
+        return PairTransport("", f"both use {backend}, and one has no transfer engine behind it: {missing}")
     if source.engine != reader.engine:
-        return Way("", f"both use {backend}, with {source.engine} and {reader.engine} behind it")
+        return PairTransport("", f"both use {backend}, with {source.engine} and {reader.engine} behind it")
     if source.protocol != reader.protocol:
-        return Way("", f"{source.engine} uses {source.protocol} on one side, {reader.protocol} on the other")
+        return PairTransport(
+            "", f"{source.engine} uses {source.protocol} on one side, {reader.protocol} on the other"
+        )
     over = source.protocol or "what it chooses when it connects"
     behind = f" behind {backend}" if backend != source.engine else ""
-    return Way(f"{source.engine}{behind} {memory}, over {over}")
+    return PairTransport(f"{source.engine}{behind} {memory}, over {over}")
