@@ -43,7 +43,7 @@ from kvd.worker.push.target import (
     PushTarget,
     TargetPhase,
     forgettable,
-    heard,
+    note_heard,
     nothing,
     of_another_host,
     progress,
@@ -230,7 +230,7 @@ class Sender:
             case DecoderAnswered():
                 self._answered(item)
             case Heard():
-                heard(item)
+                note_heard(item)
             case Evict():
                 evict(item, self._open(), self._lanes)
 

@@ -184,7 +184,7 @@ class DecoderAnswered:
     cause: Cause | None = None
 
 
-def heard(item: Heard) -> None:
+def note_heard(item: Heard) -> None:
     """Take note of what a decoding worker has heard."""
     for name, tokens in item.layers.items():
         if item.target.unheard.get(name) == tokens:
