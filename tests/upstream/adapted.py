@@ -200,7 +200,8 @@ SERVED_ADAPTATIONS = {
     "lm_eval": Adaptation(
         "`lm_eval` with the data set gsm8k, and what a model reaches in it",
         "100 prompts by way of the proxy, as many at once as the test says. The result is the share that is answered as"
-        " by an engine without a connector. All are expected, but for the test's own margin of 5 %",
+        " by an engine without a connector that is asked as many at once. All are expected, but for the test's own"
+        " margin of 5 %",
         "neither is here, and a tiny model with made-up weights solves nothing; equal answers say more than a score",
     ),
     "prompt": Adaptation(
