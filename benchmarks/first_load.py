@@ -137,7 +137,7 @@ def read(kind: str, probe: bool, blocks: int, pipe: Connection) -> None:
         )  # fmt: skip
         now = time.monotonic()
         order = LoadOrder(f"r{number}", prefill, {0: (0, tuple(chosen))}, blocks * TOKENS, 60.0, now)
-        lane.load(Load(order, received=now, deadline=now + 60.0))
+        lane.begin(Load(order, received=now, deadline=now + 60.0))
         load = ended.get(timeout=SETTLE)
         if load.cause:
             raise SystemExit(load.cause)

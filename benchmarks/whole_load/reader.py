@@ -150,7 +150,7 @@ class Reader:
         now = time.monotonic()
         order = LoadOrder("r", prefill, {0: (0, tuple(mine))}, tokens, SETTLE, now)
         began = time.monotonic()
-        opened.thread.load(Load(order, received=began, deadline=began + SETTLE))
+        opened.thread.begin(Load(order, received=began, deadline=began + SETTLE))
         load = opened.ended.get(timeout=SETTLE)
         told = time.monotonic()
         if load.cause is not None:

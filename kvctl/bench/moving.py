@@ -109,7 +109,7 @@ class LoadMover:
             load.slices, load.plan = [Slice(0, request.tokens, copies)], self._plan
             load.planned_at = time.monotonic()
             load.planned = load.planned_at - now
-        self._lane.load(load)
+        self._lane.begin(load)
 
     def over(self, seconds: float) -> list[Moved]:
         """Requests that ended since it was last asked; waits at most so long for one. Raises `RuntimeError`."""

@@ -96,7 +96,7 @@ class _Wiring:
             self.daemon.homes.look_up(engine, engine.elsewhere)
 
     def engine_up(self, engine: LocalEngine) -> None:
-        """Those that it may have to do with learn of it, and it of them."""
+        """Engines that it may read from, or be read by, are introduced to it, and it to them."""
         self.daemon.handshakes.local_engine_up(engine)
 
     def engine_ended(self, engine: LocalEngine, generation: str, reason: str) -> None:

@@ -67,7 +67,7 @@ class LoadEnds:
         load.end(cause)
         load.spoil(cause)
         if not self._unanswered.give_up(load):
-            self.load(load)
+            self.ended(load)
 
     def begin(self, load: Load) -> None:
         """It begins beside its claim, of which kvd may have told."""
@@ -88,7 +88,7 @@ class LoadEnds:
         """Nobody waits for it any more, nor for the answer on its claim."""
         self._unanswered.give_up(load)
 
-    def load(self, load: Load, complete: Complete | None = None) -> None:
+    def ended(self, load: Load, complete: Complete | None = None) -> None:
         """It has ended; ``complete`` adds to its record what its caller knows of it."""
         if load.then is not None:
             load.then(load)
@@ -109,13 +109,13 @@ class LoadEnds:
         if load.refused:
             load.spoil(load.refused)
 
-        def ended() -> None:
+        def hand_on() -> None:
             load.reported = time.monotonic()
             self._ended.put(load)
             self._later.put(partial(self._write_down, load, complete))
 
-        if not self._checking.begin(load, ended):
-            ended()
+        if not self._checking.begin(load, hand_on):
+            hand_on()
 
     def _record(self, load: Load, complete: Complete | None) -> TransferRecord | None:
         try:

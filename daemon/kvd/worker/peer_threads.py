@@ -40,7 +40,7 @@ class PeerThreads:
         """Have it read or pushed. False once this worker closes."""
         way = self._way(load)
         if way is not None:
-            way.load(load)
+            way.begin(load)
             self._watch.nudge()
         return way is not None
 
@@ -50,7 +50,7 @@ class PeerThreads:
         if lane is None:
             self._context.ends.refuse(load, SHUTTING_DOWN)
         else:
-            lane.load(load)
+            lane.begin(load)
             self._watch.nudge()
 
     def drop(self, load: Load) -> None:
@@ -78,7 +78,7 @@ class PeerThreads:
             lane = self.lanes.get(engine_id)
             if lane is None and not self._closed:
                 lane = self.lanes[engine_id] = PullThread(
-                    engine_id, context.backend, context.topology, context.ends.load,
+                    engine_id, context.backend, context.topology, context.ends.ended,
                     piece_bytes=context.settings.piece_bytes, probed=self._probed,
                 )  # fmt: skip
             return lane

@@ -333,8 +333,9 @@ class WorkerHalf:
 
     def _on_peer_ready(self, card: ToldCard) -> None:
         """A peer that kvd introduces: its lane connects ahead of the first load."""
-        self._peers.lane(register(self.topology, card, self._reader).engine_id)
-        self._register(card)
+        engine_id = register(self.topology, card, self._reader).engine_id
+        self._peers.lane(engine_id)
+        self._on_peer_changed(engine_id)
 
     def _on_introduced(self, told: PeerReady) -> None:
         def answered(found: ToldCard | Cause) -> None:

@@ -26,7 +26,7 @@ class TransferShare(Struct, frozen=True, kw_only=True):
 
 
 class TransferBlocks(Struct, frozen=True, kw_only=True):
-    """TransferBlocks of one KV cache group."""
+    """A transfer's blocks of one KV cache group."""
 
     group: Count
     first: Annotated[Count, Meta(description="number in the request of the block that the first id holds")]

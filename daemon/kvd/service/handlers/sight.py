@@ -20,7 +20,7 @@ async def sight_of(daemon: Daemon, caller: Caller) -> Sight:
 
 
 def own_engines(daemon: Daemon, sight: Sight) -> frozenset[str]:
-    """The ids of engines of this host that are of his whose sight it is."""
+    """The ids of engines of this host that belong to the user who sees this much."""
     return frozenset(name for name, engine in daemon.registry.engines.items() if sight.of(engine.uid))
 
 

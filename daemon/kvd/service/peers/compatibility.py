@@ -1,4 +1,4 @@
-"""Verdicts: whether a local engine can read from a peer, found once for each two shapes of engine."""
+"""Findings: whether a local engine can read from a peer, found once for each two shapes of engine."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class PullThread:
         """Another generation of the peer is registered, or none; loads from the one before are misses."""
         self._inbox.put(PeerChanged())
 
-    def load(self, load: Load) -> None:
+    def begin(self, load: Load) -> None:
         """Read one request's KV."""
         if not self._admission.put(load, self._inbox.put):
             self._end(load, SHUTTING_DOWN)
@@ -319,7 +319,7 @@ class PullThread:
                 self._give_up(load, load.fault.cause)
             elif state is State.DONE:
                 self._active.remove(load)
-                # What was read too late is nothing to rely on: its lease may have ended.
+                # What was read too late may not be used: its lease may have ended.
                 self._end(load, late)
             elif late:
                 self._give_up(load, late)

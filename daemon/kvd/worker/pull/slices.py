@@ -71,7 +71,7 @@ def _compiled(load: Load, slice_: Slice, plan: Plan, traits: Traits) -> dict[int
 def look(load: Load, lane: Lane) -> tuple[State, str]:
     """Poll all transfers: FAILED with a reason as soon as one failed, DONE when all are.
 
-    Counts the slices that came: what comes after the deadline is nothing to rely on, its lease may have ended.
+    Counts the slices that came. What comes after the deadline may not be used: its lease may have ended.
     """
     waiting, failed = False, ""
     for slice_ in load.slices[load.pieces_done :]:

@@ -139,7 +139,7 @@ class Arrivals:
         arrival.load.plan = arrival.plan  # for its checksums and its record; who refuses a load has none
         arrival.load.end(cause)
         try:
-            self._context.ends.load(arrival.load, functools.partial(record_arrival, arrival))
+            self._context.ends.ended(arrival.load, functools.partial(record_arrival, arrival))
         except Exception:  # of whoever is told; the thread has other loads to end
             log.exception("end of the load of %s from %s", arrival.load.order.request_id, self._engine_id)
 

@@ -98,7 +98,7 @@ class PushThread:
         """Another generation of the peer is registered, or none; loads from the one before are misses."""
         self._inbox.put(PeerChanged())
 
-    def load(self, load: Load) -> None:
+    def begin(self, load: Load) -> None:
         """Have one request's KV pushed."""
         if not self._admission.put(load, self._inbox.put):
             self._context.ends.refuse(load, SHUTTING_DOWN)

@@ -5,7 +5,7 @@ posted, polls what is under way, and tells each decoding worker what is there. N
 the tokens themselves: what became ready meanwhile goes into the next post together.
 
 A post that failed or does not end may still land, whatever is done here (`kvd.worker.push.write_lanes`). Its target
-fails and is never said to be quiet, so the decoder closes its window. Only what could not be started is posted again.
+fails and is never called quiesced, so the decoder closes its window. Only what could not be started is posted again.
 """
 
 from __future__ import annotations

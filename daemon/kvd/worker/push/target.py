@@ -132,7 +132,7 @@ class PushTarget:
 
     @property
     def over(self) -> bool:
-        """Whether there is nothing left to do for it, unless the decoder says more."""
+        """Whether nothing is left to do for it. It begins again if the decoder says more."""
         return self.phase is TargetPhase.RELEASED and not self.news
 
     def close(self, cause: Cause | None = None) -> None:
