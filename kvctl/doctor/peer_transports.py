@@ -18,13 +18,14 @@ from kvd.backends.auto.metadata import read_both
 from kvd.backends.direct.card import read_card
 from kvd.backends.envelope import decoded, unpack
 from kvd.backends.errors import BackendError
+from kvd.backends.registry import ADAPTERS
 from kvd.geometry.codec import decode_worker
 from kvd.geometry.errors import GeometryError
 from kvd.shown import few
 from kvd.wire.identity import WorkerCard
 from kvd.wire.query import EngineRow
 
-ONE_HOST = ("direct", "memory")
+ONE_HOST = frozenset(kind for kind, adapter in ADAPTERS.items() if adapter.one_host)
 """Backends that do not leave their host."""
 UNPROBED = "not probed: kvctl benchmark --to moves bytes between two hosts"
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from kvctl import daemon
 from kvctl.ledger.statistics import posted
+from kvd.backends.registry import mover
 from kvd.topology.rate import Pace, slow_path
 from kvd.wire.transfer import ListTransfers, TransferList
 
@@ -32,5 +33,5 @@ def measured(settings: Settings, local: EngineGeometry, remote: EngineGeometry) 
     records = [row.record for row in daemon.ask(settings, wanted, TransferList).rows]
     records = [record for record in records if record.local_engine == local.engine_id]
     paces = (Pace(record.bytes, posted(record), record.coalesced_descriptors) for record in records)
-    found = slow_path(paces, devices, records[0].backend if records else "")
+    found = slow_path(paces, devices, mover(records[0].backend if records else ""))
     return (found,) if found else ()

@@ -39,6 +39,34 @@ def test_a_backend_is_what_the_guide_says(backend: str) -> None:
     assert [p for p in outside if f"kvd.backends.{backend}.backend" in p.read_text()] == [ROOT / registry]
 
 
+NAMES_A_BACKEND = {
+    "daemon/kvd/worker/settings.py": "the default; what each is for, in a setting's text",
+    "daemon/kvd/worker/stock.py": "vLLM's settings for Mooncake",
+    "daemon/kvd/vllm/stock.py": "vLLM's kv_buffer_device is a staged engine here",
+    "kvctl/doctor/host_checks.py": "what UCX, NIXL's engine, finds on a host",
+    "kvctl/doctor/peer_transports.py": "reads what each backend tells of how it moves bytes",
+    "kvctl/doctor/evidence.py": "packages, and nixl is one",
+    "kvctl/engines/stock.py": "vLLM's stock connectors, which are called as the engines are",
+    "kvctl/engines/probing.py": "the same",
+    "kvctl/doctor/stock_checks.py": "the same",
+    "kvctl/demo/run.py": "the demo's default, and what it says where that is not installed",
+    "kvctl/bench/replay_run.py": "what a trace of several is replayed with",
+    "kvctl/bench/handshake.py": "the backend that its cards are of",
+}
+"""Modules outside the backends' own that name one in code, with the reason."""
+
+
+def test_no_other_module_asks_for_a_backend_by_its_name() -> None:
+    named = re.compile(r"[=!]= \"(nixl|mooncake|direct|staged)\"|[({\[, =]\"(nixl|mooncake|direct|staged)\"")
+    found = {
+        str(path.relative_to(ROOT))
+        for root in (ROOT / "daemon", ROOT / "kvctl")
+        for path in root.rglob("*.py")
+        if "backends" not in path.parts and named.search(path.read_text())
+    }
+    assert found == set(NAMES_A_BACKEND)
+
+
 @pytest.mark.parametrize("family", ["lease", "push", "checksum", "order", "transfer"])
 def test_a_message_is_what_the_guide_says(family: str) -> None:
     module, frame, _handlers, dispatch, *_rest = (

@@ -12,28 +12,52 @@ from kvd.installed import installed_version
 
 if TYPE_CHECKING:
     from kvd.backends.contract import Backend
+    from kvd.topology.rate import Mover
 
 
 class Adapter(NamedTuple):
     """Where a backend is opened, and what kvctl and the connector need to know of it without opening it.
 
-    ``distributions``: any one of them provides its engine; none where it is ours. ``measured``: it moves bytes between
-    processes by itself, so kvctl measures it. ``transports``: what moves bytes of host memory and of a device's, empty
-    where only its log tells or nothing does. ``host_option``: its option that says at which address peers reach it.
-    ``is_engine``: it may be the one behind auto or staged. Where peers map host memory of memfds the module has a
-    ``maps_memory(options)``, as options may say no. Where peers may write it has a ``check_window(card, window)``.
+    Where peers map host memory of memfds the module has a ``maps_memory(options)``, as options may say no. Where peers
+    may write it has a ``check_window(card, window)``.
     """
 
     module: str
     distributions: tuple[str, ...] = ()
+    """Any one of them provides its engine; none where it is ours."""
     measured: bool = False
+    """It moves bytes between processes by itself, so kvctl measures it."""
     transports: tuple[str, str] = ("", "")
+    """What moves bytes of host memory and of a device's; empty where only its log tells or nothing does."""
     host_option: str = ""
+    """Its option that says at which address peers reach it."""
     is_engine: bool = True
+    """It may be the one behind auto or staged."""
+    one_host: bool = False
+    """Bytes do not leave their host."""
+    reads_only: bool = False
+    """Its lanes refuse to write."""
+    staging: bool = False
+    """Its backends are `StagingBackend`: blocks of a prefill are copied before they are offered."""
+    through_host: bool = False
+    """It moves bytes between GPUs by way of the host, by design."""
+    cure: str = ""
+    """What to do where bytes between GPUs are slow; empty where its page says it."""
+    offered: bool = True
+    """People may choose it; else it is for tests."""
 
 
 ADAPTERS: dict[str, Adapter] = {
-    "nixl": Adapter("kvd.backends.nixl.backend", ("nixl",), measured=True),
+    "nixl": Adapter(
+        "kvd.backends.nixl.backend",
+        ("nixl",),
+        measured=True,
+        cure=(
+            "within a host UCX needs CUDA IPC: UCX_CUDA_IPC_ENABLE_GET_ZCOPY=on, no UCX_TLS or one with cuda, and"
+            " both engines in one IPC and PID namespace; between hosts RDMA that reaches GPU memory (nvidia-peermem or"
+            " dma-buf). UCX_LOG_LEVEL=info names the transports"
+        ),
+    ),
     "mooncake": Adapter(
         "kvd.backends.mooncake.backend",
         (
@@ -44,20 +68,37 @@ ADAPTERS: dict[str, Adapter] = {
         measured=True,
         transports=("tcp", ""),  # on a device it chooses for itself, and does not tell
         host_option="host",
+        cure="set the option protocol of the backend to nvlink within a host, to rdma between hosts",
     ),
     "direct": Adapter(
         "kvd.backends.direct.backend",
         measured=True,
         transports=("process_vm_readv", "CUDA IPC"),
         is_engine=False,
+        one_host=True,
+        reads_only=True,
     ),
-    "auto": Adapter("kvd.backends.auto.backend", is_engine=False),
-    "staged": Adapter("kvd.backends.staged.backend"),
-    "memory": Adapter("kvd.backends.memory"),
+    "auto": Adapter("kvd.backends.auto.backend", is_engine=False, reads_only=True),
+    "staged": Adapter("kvd.backends.staged.backend", reads_only=True, staging=True, through_host=True),
+    "memory": Adapter("kvd.backends.memory", one_host=True, offered=False),
 }
-"""One line for each backend. Its module has an ``open_backend(name, options=...)``."""
+"""One entry for each backend. Its module has an ``open_backend(name, options=...)``."""
 
 MEASURED = tuple(kind for kind, adapter in ADAPTERS.items() if adapter.measured)
+OFFERED = tuple(kind for kind, adapter in ADAPTERS.items() if adapter.offered)
+
+
+def stages(kind: str) -> bool:
+    """Whether what peers are to read is copied for them first."""
+    return kind in ADAPTERS and ADAPTERS[kind].staging
+
+
+def mover(kind: str) -> Mover:
+    """How fast a backend is between GPUs, under its name; a name of which nothing is known is any other's."""
+    from kvd.topology.rate import Mover  # numpy comes with it, and a completion has no time for that
+
+    known = ADAPTERS.get(kind, Adapter(""))
+    return Mover(kind, through_host=known.through_host, cure=known.cure)
 
 
 def open_backend(kind: str, name: str, options: Mapping[str, Any]) -> Backend:

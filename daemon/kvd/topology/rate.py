@@ -23,13 +23,19 @@ PROBED_RATE = LEAST_RATE / 2
 ROUNDS = 3
 """Reads of each kind of which the fastest counts."""
 
-CURES: dict[str, str] = {
-    "nixl": "within a host UCX needs CUDA IPC: UCX_CUDA_IPC_ENABLE_GET_ZCOPY=on, no UCX_TLS or one with cuda, and both"
-    " engines in one IPC and PID namespace; between hosts RDMA that reaches GPU memory (nvidia-peermem or dma-buf)."
-    " UCX_LOG_LEVEL=info names the transports",
-    "mooncake": "set the option protocol of the backend to nvlink within a host, to rdma between hosts",
-}
 _OTHER = "see the backend's page in docs/backends/"
+
+
+@dataclass(frozen=True, slots=True)
+class Mover:
+    """What moves bytes between GPUs. ``through_host``: by way of the host, by design.
+
+    ``cure`` says what to do where it is slow; empty where a page does.
+    """
+
+    name: str
+    through_host: bool = False
+    cure: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,39 +83,39 @@ class Probed:
         return enough and self.bytes >= PROBED_BYTES // 2 and self.bytes >= PIECE // 2 * self.copies
 
 
-def slow_probe(probes: Iterable[Probed], devices: Sequence[str], backend: str) -> Finding | None:
+def slow_probe(probes: Iterable[Probed], devices: Sequence[str], mover: Mover) -> Finding | None:
     """What to know of the slowest of these paths, if it is slow beyond doubt; otherwise as `slow_path`."""
     telling = [probe for probe in probes if probe.tells]
-    if not telling or not _between_gpus(devices, backend):
+    if not telling or not _between_gpus(devices, mover):
         return None
     worst = min(telling, key=lambda probe: probe.rate)
     if worst.rate >= PROBED_RATE:
         return None
     size = f"{worst.bytes >> 20} MiB in {worst.copies} copies"
-    return _through_the_host(f"a probe of {size} came at {worst.rate / 1e9:.1f} GB/s", backend)
+    return _through_the_host(f"a probe of {size} came at {worst.rate / 1e9:.1f} GB/s", mover)
 
 
-def slow_path(paces: Iterable[Pace], devices: Sequence[str], backend: str) -> Finding | None:
+def slow_path(paces: Iterable[Pace], devices: Sequence[str], mover: Mover) -> Finding | None:
     """What to know of a path by which these transfers came, if even the fastest of them was slow.
 
     ``devices`` are those of both sides' memory (``cuda:0``). None where one is the host's, or too few transfers tell.
     """
     telling = [pace for pace in paces if pace.tells]
-    if len(telling) < SEVERAL or not _between_gpus(devices, backend):
+    if len(telling) < SEVERAL or not _between_gpus(devices, mover):
         return None
     best = max(telling, key=lambda pace: pace.rate)
     if best.rate >= LEAST_RATE:
         return None
     size = f"{best.bytes >> 20} MiB in {best.copies} copies"
     seen = f"the fastest of {len(telling)} transfers came at {best.rate / 1e9:.1f} GB/s ({size})"
-    return _through_the_host(seen, backend)
+    return _through_the_host(seen, mover)
 
 
-def _between_gpus(devices: Sequence[str], backend: str) -> bool:
-    """Whether bytes are meant to go from GPU to GPU; those of a staged engine go through the host by design."""
-    return backend != "staged" and all(device.startswith("cuda") for device in devices)
+def _between_gpus(devices: Sequence[str], mover: Mover) -> bool:
+    """Whether bytes are meant to go from GPU to GPU."""
+    return not mover.through_host and all(device.startswith("cuda") for device in devices)
 
 
-def _through_the_host(seen: str, backend: str) -> Finding:
-    message = f"between GPUs {seen}: {backend} moves them through the host"
-    return Finding("SLOW_PATH", "warning", message, CURES.get(backend, _OTHER))
+def _through_the_host(seen: str, mover: Mover) -> Finding:
+    message = f"between GPUs {seen}: {mover.name} moves them through the host"
+    return Finding("SLOW_PATH", "warning", message, mover.cure or _OTHER)

@@ -21,8 +21,6 @@ from kvd.worker.stock import STOCK_SETTINGS, translate
 
 ONE_HOST, THIS_HOST = "auto", "here"
 """Values of `ConnectorSettings.home`: all of the engine is on one host, or its scheduler is on this one."""
-STAGED = "staged"
-"""The backend of engines whose peers read a copy of their memory."""
 _DAY = 86400.0
 _LONGEST_ID = 128
 

@@ -14,6 +14,7 @@ from kvctl.cli.talk import say
 from kvctl.errors import UsageError
 from kvctl.views.output import show
 from kvctl.views.setting_up.connector_config import ConnectorConfig
+from kvd.backends.registry import OFFERED
 
 SECTION = "Set up"
 EXAMPLES = (
@@ -24,7 +25,6 @@ ROLES = {"prefill": "kv_producer", "decode": "kv_consumer", "both": "kv_both"}
 """Our word for what an engine does, and vLLM's."""
 POLICIES = ("recompute", "fail")
 MODES = ("pull", "push")
-BACKENDS = ("nixl", "mooncake", "direct", "auto", "staged")
 
 
 def connector_config(
@@ -39,7 +39,7 @@ def connector_config(
         str, choice("--policy", POLICIES, help="What becomes of a request whose KV does not come.")
     ] = "recompute",
     backend: Annotated[
-        str | None, choice("--backend", BACKENDS, help="What moves the bytes, alike on both sides. [nixl]")
+        str | None, choice("--backend", OFFERED, help="What moves the bytes, alike on both sides. [nixl]")
     ] = None,
     mode: Annotated[str | None, choice("--mode", MODES, help="Who begins a transfer. [pull]")] = None,
     entries: Annotated[

@@ -2,6 +2,7 @@
 
 import pytest
 
+from kvd.backends.registry import mover
 from kvd.topology.rate import BULK, Pace, Probed, slow_path, slow_probe
 
 GPUS = ("cuda:0", "cuda:1")
@@ -10,7 +11,7 @@ CONNECTING = Pace(BULK, 0.115, 32)
 
 
 def test_even_the_fastest_is_slow() -> None:
-    found = slow_path([CONNECTING, SLOW], GPUS, "nixl")
+    found = slow_path([CONNECTING, SLOW], GPUS, mover("nixl"))
     assert found is not None
     assert (found.code, found.severity) == ("SLOW_PATH", "warning")
     assert "came at 0.5 GB/s (256 MiB in 100 copies): nixl moves them through the host" in found.message
@@ -18,10 +19,10 @@ def test_even_the_fastest_is_slow() -> None:
 
 
 def test_each_backend_has_its_cure() -> None:
-    found = slow_path([SLOW, SLOW], GPUS, "mooncake")
+    found = slow_path([SLOW, SLOW], GPUS, mover("mooncake"))
     assert found is not None
     assert "protocol of the backend to nvlink" in found.hint
-    other = slow_path([SLOW, SLOW], GPUS, "direct")
+    other = slow_path([SLOW, SLOW], GPUS, mover("direct"))
     assert other is not None
     assert "docs/backends" in other.hint
 
@@ -39,12 +40,12 @@ def test_each_backend_has_its_cure() -> None:
     ],
 )
 def test_nothing_is_said(paces: list[Pace], devices: tuple[str, str]) -> None:
-    assert slow_path(paces, devices, "nixl") is None
+    assert slow_path(paces, devices, mover("nixl")) is None
 
 
 def test_bytes_that_are_staged_go_through_the_host_by_design() -> None:
-    assert slow_path([SLOW, SLOW], GPUS, "staged") is None
-    assert slow_probe([probed(1.0, 0.001)], GPUS, "staged") is None
+    assert slow_path([SLOW, SLOW], GPUS, mover("staged")) is None
+    assert slow_probe([probed(1.0, 0.001)], GPUS, mover("staged")) is None
 
 
 def probed(full: float, bare: float, *, mib: int = 4, copies: int = 64, rounds: int = 3) -> Probed:
@@ -54,7 +55,7 @@ def probed(full: float, bare: float, *, mib: int = 4, copies: int = 64, rounds: 
 
 
 def test_a_probe_far_below_any_path_for_gpus_is_slow() -> None:
-    found = slow_probe([probed(0.0030, 0.0029), probed(0.0050, 0.0004)], GPUS, "nixl")
+    found = slow_probe([probed(0.0030, 0.0029), probed(0.0050, 0.0004)], GPUS, mover("nixl"))
     assert found is not None
     assert (found.code, found.severity) == ("SLOW_PATH", "warning")
     assert "a probe of 4 MiB in 64 copies came at 0.9 GB/s: nixl moves them through the host" in found.message
@@ -75,4 +76,4 @@ def test_a_probe_far_below_any_path_for_gpus_is_slow() -> None:
     ],
 )
 def test_a_probe_that_leaves_doubt_says_nothing(probe: Probed, devices: tuple[str, ...]) -> None:
-    assert slow_probe([probe], devices, "nixl") is None
+    assert slow_probe([probe], devices, mover("nixl")) is None

@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from kvd.backends.registry import stages
 from kvd.shown import logger
 from kvd.topology.blocks import BlockList
 from kvd.vllm.memory.groups import GroupFacts, has_state, keeps_prefix, offered_by_group
@@ -44,7 +45,7 @@ from kvd.worker.cause import code_of
 from kvd.worker.orders import LoadOrder, StageOrder, StepOrders, StepOutcomes
 from kvd.worker.remote import RemotePrefill
 from kvd.worker.session import SessionProtocol
-from kvd.worker.settings import STAGED, ConnectorSettings, home_kvd
+from kvd.worker.settings import ConnectorSettings, home_kvd
 from kvd.worker.tally import TransferTally
 
 log = logger(__name__)
@@ -111,7 +112,7 @@ class SchedulerHalf:
                 drop_last_tokens(request, left)
             if wants_push_here(request.kv_transfer_params):
                 self._pushes.begin(request)
-            elif self.settings.backend == STAGED:
+            elif stages(self.settings.backend):
                 self._staged.begin(request)
             self._sampling.begin(request, self._pushes.name(request.request_id))
         elif wants_remote_prefill(request.kv_transfer_params):
@@ -291,7 +292,7 @@ class SchedulerHalf:
             return self._not_offered(request, "DRAINING", "this engine is draining")
         if wants_push_here(request.kv_transfer_params):  # nobody will ask for it
             return self._not_offered(request, "NOT_PUSHED", "it was to be pushed and could not be")
-        if self.settings.backend == STAGED and not staged:
+        if stages(self.settings.backend) and not staged:
             return self._not_offered(request, "NOT_COPIED", "its blocks are not those copied for it")
         return self._offer(request, block_ids, summed=summed)
 

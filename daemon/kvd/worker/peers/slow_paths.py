@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable
 
+from kvd.backends.registry import mover
 from kvd.shown import logger
 from kvd.topology.findings import Finding
 from kvd.topology.rate import Pace, Probed, slow_path, slow_probe
@@ -39,12 +40,12 @@ class Paths:
             paces = self._paces.setdefault(peer, deque(maxlen=REMEMBERED))
             seconds = record.stages.get("post", 0.0) + record.stages.get("wire", 0.0)
             paces.append(Pace(record.bytes, seconds, record.coalesced_descriptors))
-            found = slow_path(paces, (self._device,), record.backend)
+            found = slow_path(paces, (self._device,), mover(record.backend))
         self._tell(record.remote_engine, record.remote_generation, found)
 
     def probed(self, peer: RemoteEngine, backend: str, results: Iterable[Probed]) -> None:
         """A probe has ended: the same warning, ahead of the first load."""
-        self._tell(peer.engine_id, peer.generation, slow_probe(results, peer.devices, backend))
+        self._tell(peer.engine_id, peer.generation, slow_probe(results, peer.devices, mover(backend)))
 
     def _tell(self, engine_id: str, generation: str, found: Finding | None) -> None:
         if found is None:
