@@ -91,14 +91,14 @@ class Reader:
         )
         thread.on_peer_changed()
         until = time.monotonic() + SETTLE
-        while (thread._lane is None or thread._activity.now) and time.monotonic() < until:  # noqa: SLF001 - it tells nobody else
+        while (thread._lanes.now is None or thread._activity.now) and time.monotonic() < until:  # noqa: SLF001 - it tells nobody else
             time.sleep(0.01)
-        if thread._lane is None:  # noqa: SLF001
+        if thread._lanes.now is None:  # noqa: SLF001
             raise RuntimeError("there is no lane to the peer")
         self.opened[name] = Opened(backend, cache, thread, ended)
         connected = time.perf_counter()
         # What a staged lane has mapped of a peer on its host is read by the device a while later, or never.
-        peers = getattr(thread._lane, "_peers", {}).values()  # noqa: SLF001
+        peers = getattr(thread._lanes.now, "_peers", {}).values()  # noqa: SLF001
         near = [peer.near for peer in peers if getattr(peer, "near", None) is not None]
         while any(one.registering for one in near) and time.monotonic() < until:
             time.sleep(0.01)
@@ -126,7 +126,7 @@ class Reader:
     def plain(self, name: str, size: int, times: int) -> list[dict[str, float]]:
         """The driver's copy of so many bytes out of the memory that a direct lane has mapped."""
         opened = self.opened[name]
-        return from_peer(opened.thread._lane, self.words, opened.cache.page, size, times)  # noqa: SLF001
+        return from_peer(opened.thread._lanes.now, self.words, opened.cache.page, size, times)  # noqa: SLF001
 
     def through_host(self, size: int, times: int) -> list[dict[str, float]]:
         """Plain copies to pinned memory and back."""

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from kvctl.doctor.peer_transports import told_by, transport_checks, way
+from kvctl.views.doctor import Check
 from kvd.backends.auto.metadata import read_both, write_both
 from kvd.backends.direct.card import read_card
 from kvd.backends.envelope import Envelope, pack, unpack
@@ -62,11 +63,16 @@ def row(name: str, role: Role, backend: str, metadata: bytes) -> EngineRow:
     return msgspec.structs.replace(made, local=True, card=msgspec.structs.replace(made.card, workers=workers))
 
 
-def pair(backend: str, here: bytes, there: bytes, other: str = "") -> list[tuple[str, str]]:
-    """State and text of the checks of a decoder here and a prefiller there."""
+def checks(backend: str, here: bytes, there: bytes, other: str = "") -> list[Check]:
+    """The checks of a decoder here and a prefiller there."""
     mine = row("decode-0", "decode", backend, here)
     theirs = row("prefill-0", "prefill", other or backend, there)
-    return [(check.state, check.found) for check in transport_checks([mine], [theirs], "10.0.0.8:7766")]
+    return list(transport_checks([mine], [theirs], "10.0.0.8:7766"))
+
+
+def pair(backend: str, here: bytes, there: bytes, other: str = "") -> list[tuple[str, str]]:
+    """State and text of these."""
+    return [(check.state, check.found) for check in checks(backend, here, there, other)]
 
 
 def test_what_moves_bytes_is_told_and_that_nothing_was_moved(exported: Exported) -> None:
@@ -96,6 +102,7 @@ def test_what_cannot_move_bytes_is_named(exported: Exported) -> None:
         "failed",
         "decode-0 from prefill-0: both use direct, which does not leave its host",
     )
+    assert [check.code for check in checks("direct", direct, b"", "nixl")] == ["PEER_TRANSPORT"]
     ((state, found),) = pair("direct", direct, b"", "nixl")
     assert (state, found) == (
         "failed",
