@@ -82,8 +82,11 @@ def test_a_lane_that_cannot_be_closed_is_stuck_until_it_can(
 
 
 def test_a_lane_that_is_still_being_connected_is_told_with_what_its_thread_does(rig: Rig) -> None:
+    loaded(rig)
+    told(rig, DropPeer(engine_id="p"))
+    eventually(lambda: told(rig) == ())
     go_on, reached = rig.gates.stop("add")
-    rig.start(order(prefill(((5, 6),)), (2, 9)))
+    rig.start(order(prefill(((5, 6),)), (2, 9), request_id="d-2"))
     assert reached.wait(10)
     (held,) = told(rig)
     assert (held.lanes, held.busy, held.loads) == (1, "connecting", 1)

@@ -112,7 +112,7 @@ def test_the_others_on_a_closed_window_are_announced_anew(rig: PushRig, quiet_se
     assert (results.received, results.failed) == ({"d-2"}, set())
     assert rig.same((9,), (6,))
     assert rig.untouched(2)
-    assert rig.record().attempts == 2
+    eventually(lambda: rig.record().attempts == 2)
     rig.start(pushed((3,), tokens=4, name="z", request_id="d-3"))
     for layer in ("l0", "l1"):
         rig.write(layer, rig.announced(4)[-1], (6,))
