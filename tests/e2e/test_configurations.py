@@ -111,7 +111,7 @@ def pair(
         if setup.connector == "KvdConnector":
             hosts = stack.enter_context(two_hosts(folder, PATIENT_KVD))
         seconds = stack.enter_context(second_nodes(setup, specs, hosts, folder))
-        configs = [connector(setup, role, hosts) for role in (0, 1)]
+        configs = [connector(setup, role, hosts, folder) for role in (0, 1)]
         start = stack.enter_context(engines(nursery.start))
         begun = [start(replace(s, kv_transfer_config=c)) for s, c in zip(specs, configs, strict=True)]
         try:

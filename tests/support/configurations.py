@@ -37,7 +37,7 @@ class Configuration:
         both, prefill, decode: vLLM's own arguments of both engines or of one.
         draft: a tiny model whose folder becomes the ``model`` of a ``speculative_config``.
         roles: ``kv_role`` of the two engines.
-        beside: a connector that stands behind ours in a MultiConnector, on both engines.
+        beside: a connector that stands behind the column's own in a MultiConnector, on both engines.
         request: what goes with each request besides its prompt; `tests.support.asked.Request` has the names.
         ranks: data-parallel ranks of the two engines.
         ranks_named: whether a request names the ranks that are to answer; else vLLM balances.
@@ -61,7 +61,7 @@ class Configuration:
     decode: Mapping[str, Any] = field(default_factory=dict)
     draft: str = ""
     roles: tuple[str, str] = ("kv_producer", "kv_consumer")
-    beside: Mapping[str, Any] | None = None
+    beside: str = ""
     request: Mapping[str, Any] = field(default_factory=dict)
     ranks: tuple[int, int] = (1, 1)
     ranks_named: bool = True
@@ -265,4 +265,6 @@ CONFIGURATIONS = (
     ),
     ASYNCHRONOUS,
     OFFLOADING_BEHIND,
+    # It cannot load into a prompt that takes several steps, with any connector beside it.
+    Configuration(name="MultiConnector, ExampleConnector behind", beside="ExampleConnector", step=2048),
 )

@@ -65,7 +65,7 @@ def free_ports() -> int:
             return first
 
 
-def connector(setup: Setup, role: int, hosts: Hosts, at: int | None = None) -> dict[str, Any]:
+def connector(setup: Setup, role: int, hosts: Hosts, folder: Path, at: int | None = None) -> dict[str, Any]:
     """The kv_transfer_config of the prefiller (0) or the decoder (1), for its processes on the host ``at``."""
     row = setup.configuration
     if hosts is not None:
@@ -74,14 +74,36 @@ def connector(setup: Setup, role: int, hosts: Hosts, at: int | None = None) -> d
             home = hosts[role].endpoint()
             extra["home"] = f"{home.host}:{home.port}"
         host = hosts[role if at is None else at]
-        return transfer_config(host, engine_id(hosts[role]), row.roles[role], extra=extra)
+        config = transfer_config(host, engine_id(hosts[role]), row.roles[role], extra=extra)
+    else:
+        config = {
+            "kv_connector": setup.connector,
+            "kv_role": row.roles[role],
+            "engine_id": f"stock-{role}",
+            "kv_buffer_device": "cpu",
+            "kv_load_failure_policy": "recompute",
+            "kv_connector_extra_config": {"num_threads": 1, "kv_lease_duration": 500},
+        }
+    return _with_another(config, row.beside, folder) if row.beside else config
+
+
+def _with_another(config: Mapping[str, Any], name: str, folder: Path) -> dict[str, Any]:
+    """A MultiConnector that asks the engine's own connector first, then that of a ``name``; one id is for both.
+
+    The other one of both engines keeps what it saves in one place, so each of them loads what either has computed.
+    """
+    role = {"kv_role": config["kv_role"]}
+    own = {key: value for key, value in config.items() if key != "engine_id"}
+    other = {
+        "kv_connector": name,
+        "kv_connector_extra_config": {"shared_storage_path": str(folder / "saved")},
+    }
     return {
-        "kv_connector": setup.connector,
-        "kv_role": row.roles[role],
-        "engine_id": f"stock-{role}",
-        "kv_buffer_device": "cpu",
-        "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {"num_threads": 1, "kv_lease_duration": 500},
+        **role,
+        "kv_connector": "MultiConnector",
+        "engine_id": config["engine_id"],
+        "kv_load_failure_policy": config["kv_load_failure_policy"],
+        "kv_connector_extra_config": {"connectors": [own, {**other, **role}]},
     }
 
 
@@ -101,7 +123,7 @@ def second_nodes(setup: Setup, specs: list[EngineSpec], hosts: Hosts, folder: Pa
                 "dtype": spec.dtype,
                 "enable_prefix_caching": spec.enable_prefix_caching,
             }
-            words = serve_words(spec.model, 0, connector(setup, role, hosts, 1 - role), **options)
+            words = serve_words(spec.model, 0, connector(setup, role, hosts, folder, 1 - role), **options)
             logs.append(folder / f"{spec.work_dir.name}-second.log")
             stack.enter_context(program(words, logs[-1], _environment(spec, folder)))
         yield logs

@@ -162,6 +162,7 @@ class SchedulerHalf:
         counts for one that is answered where its load may begin beside it.
         """
         if not wants_remote_prefill(request.kv_transfer_params):
+            self._pushes.cached(request.request_id, computed)
             if not self._prefills(request):
                 tokens = request.num_prompt_tokens - computed
                 self._served.plain(request.request_id, request.kv_transfer_params, tokens)

@@ -25,7 +25,10 @@ log = logger(__name__)
 
 @dataclass(slots=True)
 class _Push:
-    """A request that is being computed; ``reached`` and ``firsts`` are as the workers were told last."""
+    """A request that is being computed; ``reached`` and ``firsts`` are as the workers were told last.
+
+    ``cached`` of its tokens are in the engine's own cache as it is about to get blocks; None once it is scheduled.
+    """
 
     transfer_id: str
     request: VllmRequest
@@ -34,6 +37,7 @@ class _Push:
     firsts: tuple[int, ...] = ()
     again: bool = False
     digest: str = ""
+    cached: int | None = None
 
 
 class Pushes:
@@ -105,6 +109,11 @@ class Pushes:
         push = self._active.get(request_id)
         return push.transfer_id if push is not None else ""
 
+    def cached(self, request_id: str, tokens: int) -> None:
+        """A request is about to get blocks, of which the engine's own cache has the first ``tokens``."""
+        if push := self._active.get(request_id):
+            push.cached = tokens
+
     def take(self, output: VllmStep | None) -> tuple[list[PushStep], list[PushEnd]]:
         """What the coming step computes of pushed requests, and which of them ended since the last one."""
         steps, self._steps = self._steps, []
@@ -152,13 +161,15 @@ class Pushes:
             return None
         computed = push.request.num_computed_tokens
         push.reached = min(push.total, computed + count)
-        push.again = False
+        # Another connector of a MultiConnector may load tokens in this very step. vLLM counts them as computed already.
+        held = min(push.total, computed if push.cached is None else push.cached)
+        push.again, push.cached = False, None
         # A state is certain to be the prompt's only when the request has ended.
         lists = {
             g: b for g, b in offered_by_group(self._groups, table).items() if self._groups[g].kind != "mamba"
         }
         push.firsts = tuple(lists[g].first if g in lists else 0 for g in range(len(self._groups)))
-        return self._step_of(push, lists, min(push.total, computed), again=again)
+        return self._step_of(push, lists, held, again=again)
 
     def _step_of(self, push: _Push, lists: Mapping[int, BlockList], held: int, *, again: bool) -> PushStep:
         return PushStep(

@@ -139,6 +139,25 @@ def test_a_cached_prefix_is_held_before_the_first_step() -> None:
     assert p.step(2, [5, 6, 7])[0] == [PushStep("x", "r", {0: (0, (5, 6, 7))}, 10, 10, held=8)]
 
 
+def test_what_another_connector_loads_in_the_step_is_not_held_before_it() -> None:
+    p = Prefiller()
+    request = p.arrive()
+    assert p.half.matched_tokens(request, 4) == (0, False)
+    request.num_computed_tokens = 8  # as vLLM counts it when the orders are made
+    assert p.step(1, [5, 6, 7])[0] == [PushStep("x", "r", {0: (0, (5, 6, 7))}, 9, 10, held=4)]
+    assert p.step(1, [5, 6, 7])[0] == [PushStep("x", "r", {0: (0, (5, 6, 7))}, 10, 10, held=9)]
+
+
+def test_nor_when_the_request_was_preempted_and_comes_back() -> None:
+    p = Prefiller()
+    request = p.arrive()
+    p.step(4, [5])
+    p.step(0, preempted={"r"})
+    assert p.half.matched_tokens(request, 0) == (0, False)
+    request.num_computed_tokens = 8
+    assert p.step(2, [5, 6, 7])[0] == [PushStep("x", "r", {0: (0, (5, 6, 7))}, 10, 10)]
+
+
 def test_a_step_without_the_request_says_nothing_of_it() -> None:
     p = Prefiller()
     p.arrive()
