@@ -38,6 +38,7 @@ class Configuration:
         draft: a tiny model whose folder becomes the ``model`` of a ``speculative_config``.
         roles: ``kv_role`` of the two engines.
         beside: a connector that stands behind the column's own in a MultiConnector, on both engines.
+        lease: seconds for which a prefiller keeps blocks that nobody reads.
         request: what goes with each request besides its prompt; `tests.support.asked.Request` has the names.
         ranks: data-parallel ranks of the two engines.
         ranks_named: whether a request names the ranks that are to answer; else vLLM balances.
@@ -62,6 +63,7 @@ class Configuration:
     draft: str = ""
     roles: tuple[str, str] = ("kv_producer", "kv_consumer")
     beside: str = ""
+    lease: int = 500
     request: Mapping[str, Any] = field(default_factory=dict)
     ranks: tuple[int, int] = (1, 1)
     ranks_named: bool = True
@@ -137,6 +139,7 @@ CONFIGURATIONS = (
         name="a draft model on the decoder alone",
         decode=DRAFT,
         draft="llama",
+        lease=30,  # the pair is refused, and the second prompt waits until the blocks of the first are free
         found=_says("computed again", "layer names is 6 here and 3 there", "pull", "push")
         | _says("computed again", _LAYERS, "stock pull", "stock push"),
     ),

@@ -69,7 +69,7 @@ def connector(setup: Setup, role: int, hosts: Hosts, folder: Path, at: int | Non
     """The kv_transfer_config of the prefiller (0) or the decoder (1), for its processes on the host ``at``."""
     row = setup.configuration
     if hosts is not None:
-        extra = {**PATIENT, "mode": "push"}
+        extra = {**PATIENT, "mode": "push", "lease_seconds": row.lease}
         if "nnodes" in (row.prefill, row.decode)[role]:
             home = hosts[role].endpoint()
             extra["home"] = f"{home.host}:{home.port}"
@@ -82,7 +82,7 @@ def connector(setup: Setup, role: int, hosts: Hosts, folder: Path, at: int | Non
             "engine_id": f"stock-{role}",
             "kv_buffer_device": "cpu",
             "kv_load_failure_policy": "recompute",
-            "kv_connector_extra_config": {"num_threads": 1, "kv_lease_duration": 500},
+            "kv_connector_extra_config": {"num_threads": 1, "kv_lease_duration": row.lease},
         }
     return _with_another(config, row.beside, folder) if row.beside else config
 
