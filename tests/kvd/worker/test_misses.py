@@ -123,7 +123,7 @@ def test_an_order_for_a_load_that_is_complete_or_unknown_changes_nothing(rig: Ri
     lane = rig.decoder._peers.lanes["p"]
     eventually(lambda: not rig.decoder._ends._ended.empty())
     rig.decoder.start(StepOrders(faults=[("d-1", FLIGHT), ("d-9", FLIGHT)]))
-    eventually(lane._inbox.empty)
+    eventually(lambda: lane._thread.idle)
     assert rig.results().failed == set()
     assert rig.gates.closed == 0
 

@@ -369,5 +369,5 @@ def test_memory_stays_registered_while_a_lane_is_at_work(
 
 
 def _of(rig: Rig, thread: threading.Thread) -> bool:
-    lanes_of = [lane._thread for lane in rig.decoder._peers.lanes.values()]
+    lanes_of = [lane._thread._thread for lane in rig.decoder._peers.lanes.values()]
     return thread in (*lanes_of, rig.decoder._peers._watch._thread)

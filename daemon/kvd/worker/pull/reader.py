@@ -13,8 +13,6 @@ stays unreported, whatever that costs, until the call returns; the watcher says 
 from __future__ import annotations
 
 import math
-import queue
-import threading
 import time
 from collections.abc import Callable, Sequence
 
@@ -27,6 +25,7 @@ from kvd.topology.transfer_topology import TransferTopology
 from kvd.wire.agent import HeldPeer
 from kvd.worker.admission import AdmissionQueue
 from kvd.worker.cause import SHUTTING_DOWN, Cause, from_error
+from kvd.worker.inbox_thread import InboxThread, Rounds
 from kvd.worker.load import Load, clear_leftover, overdue
 from kvd.worker.peers.followed import FollowedPeer, GiveUp, PeerChanged
 from kvd.worker.peers.held import Evict
@@ -73,7 +72,6 @@ class PullThread:
         self._topology = topology
         self._ended = ended
         self._piece_bytes = piece_bytes
-        self._inbox: queue.Queue[PeerChanged | Load | GiveUp | Evict | None] = queue.Queue()
         self._admission = AdmissionQueue()
         self._peer = FollowedPeer(engine_id, topology, lambda remote: remote.plan)
         self._activity = Activity()
@@ -81,25 +79,29 @@ class PullThread:
         self._active: list[Load] = []  # posted on the lane of now
         self._lanes = ReadLanes(engine_id, backend, self._activity)
         self._probing = Probing(engine_id, probed)
-        self._thread = threading.Thread(target=self._run, name=f"kvd-lane-{engine_id[:12]}", daemon=True)
-        self._thread.start()
+        rounds = Rounds(
+            self._pause, self._take, self._turn, self._drop_all, self._finish, begin=sleep_precisely
+        )
+        self._thread = InboxThread(
+            f"kvd-lane-{engine_id[:12]}", f"lane to {engine_id}", rounds, one_by_one=True
+        )
 
     def on_peer_changed(self) -> None:
         """Another generation of the peer is registered, or none; loads from the one before are misses."""
-        self._inbox.put(PeerChanged())
+        self._thread.put(PeerChanged())
 
     def begin(self, load: Load) -> None:
         """Read one request's KV."""
-        if not self._admission.put(load, self._inbox.put):
+        if not self._admission.put(load, self._thread.put):
             self._end(load, SHUTTING_DOWN)
 
     def give_up(self, load: Load) -> None:
         """Make a load that was given here a miss, for the reason that it names as ``dropped``, if it has not ended."""
-        self._inbox.put(GiveUp(load))
+        self._thread.put(GiveUp(load))
 
     def evict(self, order: Evict) -> None:
         """Close the lane and what could not be closed before; the next load makes another one."""
-        self._inbox.put(order)
+        self._thread.put(order)
 
     def held(self) -> list[HeldPeer]:
         """What the thread holds of its peer, as it is just now; called on any thread."""
@@ -110,12 +112,11 @@ class PullThread:
     def stop(self) -> None:
         """Give up whatever is on the way, destroy the lane, end the thread: begin all that."""
         self._admission.stop()
-        self._inbox.put(None)
+        self._thread.stop()
 
     def join(self, timeout: float) -> bool:
         """Wait for the end after `stop`. False where the backend may still touch memory."""
-        self._thread.join(max(0.0, timeout))
-        return not self._thread.is_alive() and not self._lanes.unclosed
+        return self._thread.join(timeout) and not self._lanes.unclosed
 
     # --- the watcher's thread ---
 
@@ -140,34 +141,21 @@ class PullThread:
 
     # --- the thread ---
 
-    def _run(self) -> None:
-        sleep_precisely()
-        open_ = True
-        while open_:
-            try:
-                open_ = self._turn()
-            except Exception as error:  # the thread must outlive any single load
-                log.exception("lane to %s: unexpected error", self.engine_id)
-                self._drop_lane(self._active, from_error(error, "unexpected error in the lane"))
-        self._drop_lane(self._active, SHUTTING_DOWN)
-        self._retry_close(math.inf)
-        for load in self._admission.acquire_all():
-            self._end(load, SHUTTING_DOWN)
-
-    def _turn(self) -> bool:
-        try:
-            message = self._inbox.get(timeout=self._pause())
-        except queue.Empty:
-            pass
-        else:
-            if message is None:
-                return False
-            self._take(message)
+    def _turn(self) -> None:
         self._post_next()
         self._poll()
         self._probe()
         self._retry_close(time.monotonic())
-        return True
+
+    def _drop_all(self, error: Exception) -> None:
+        """A round failed, whatever of it was done."""
+        self._drop_lane(self._active, from_error(error, "unexpected error in the lane"))
+
+    def _finish(self) -> None:
+        self._drop_lane(self._active, SHUTTING_DOWN)
+        self._retry_close(math.inf)
+        for load in self._admission.acquire_all():
+            self._end(load, SHUTTING_DOWN)
 
     def _pause(self) -> float | None:
         if self._due:

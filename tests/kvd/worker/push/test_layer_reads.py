@@ -21,7 +21,7 @@ def rig() -> Iterator[PushRig]:
 
 def nothing_yet(rig: PushRig) -> bool:
     arrivals = rig.decoder._peers.arrivals["p"]
-    eventually(arrivals._inbox.empty)
+    eventually(lambda: arrivals._thread.idle)
     return not rig.decoder.results().received
 
 
@@ -203,7 +203,7 @@ def test_closing_waits_for_the_reads(rig: PushRig) -> None:
     rig.decoder.close()
     assert rig.results().failed == {"d-1"}
     assert rig.backend.closed
-    assert not rig.decoder._peers.arrivals["p"]._thread.is_alive()
+    assert not rig.decoder._peers.arrivals["p"]._thread.alive
 
 
 def test_the_record_counts_what_was_read(rig: PushRig) -> None:
