@@ -334,7 +334,7 @@ class WorkerHalf:
     def _on_peer_ready(self, card: ToldCard) -> None:
         """A peer that kvd introduces: its lane connects ahead of the first load."""
         engine_id = register(self.topology, card, self._reader).engine_id
-        self._peers.lane(engine_id)
+        self._peers.pull_thread(engine_id)
         self._on_peer_changed(engine_id)
 
     def _on_introduced(self, told: PeerReady) -> None:

@@ -70,7 +70,7 @@ class _Read:
 _Word = PeerChanged | Load | PushProgress | GiveUp | Evict | _Answered | _Read
 
 
-class PushThread:
+class ReceiveThread:
     """The thread of what one peer engine pushes.
 
     `on_peer_changed`, `on_progress`, `load`, `give_up` and `stop` only put something into a queue and
