@@ -56,7 +56,7 @@ OLD = {
     "underway": "Arrivals, or under way",
     "verdict": "finding, result",
     "verdicts": "CompatibilityCache",
-    "whole": "pieces_done; what is not cut may be called whole",
+    "whole": "pieces.done; what is not cut may be called whole",
 }
 """Words, in lower case, and what the code says instead; of some a plain meaning stays, behind the semicolon."""
 

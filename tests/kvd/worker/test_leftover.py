@@ -75,7 +75,7 @@ def test_before_a_byte_is_read_the_rest_is_zero(sides: Both) -> None:
     eventually(
         lambda: (
             sides.half._peers.pull_threads["p"]._active
-            and sides.half._peers.pull_threads["p"]._active[0].posted
+            and sides.half._peers.pull_threads["p"]._active[0].times.posted
         )
     )
     assert zeroed_alone(sides)

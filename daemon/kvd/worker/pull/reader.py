@@ -106,7 +106,7 @@ class PullThread:
     def held(self) -> list[HeldPeer]:
         """What the thread holds of its peer, as it is just now; called on any thread."""
         active = list(self._active)
-        posted = sum(transfer.bytes for load in active for transfer in load.transfers)
+        posted = sum(transfer.bytes for load in active for transfer in load.pieces.transfers)
         return self._lanes.held(loads=len(active) + len(self._admission), loading_bytes=posted)
 
     def stop(self) -> None:
@@ -134,7 +134,7 @@ class PullThread:
             complain(load, now, self.engine_id, self._activity.now)
         why = f"the thread of peer {self.engine_id} is busy {self._activity.now or 'with other loads'}"
         for load in late:
-            late_by = f"not begun within its {load.deadline - load.received:.1f} s"
+            late_by = f"not begun within its {load.seconds:.1f} s"
             self._end(load, Cause(f"{late_by}: {why}", "TOO_LATE"))
         looks += [max(load.deadline + STUCK_AFTER, load.complain_at) for load in posted]
         return min(looks, default=math.inf)
@@ -164,10 +164,10 @@ class PullThread:
             due = self._lanes.unclosed.due
             return max(0.0, min(due) - time.monotonic()) if due else None
         now = time.monotonic()
-        soonest = min((load.due for load in self._active), default=0.0)
+        soonest = min((load.pieces.due for load in self._active), default=0.0)
         if soonest and not self._probing.on and now < soonest + DUE_FOR:
             return max(POLL_DUE, min(soonest - EARLY - now, LONGEST))
-        youngest = max([load.posted for load in self._active] + [self._probing.posted])
+        youngest = max([load.times.posted for load in self._active] + [self._probing.posted])
         return POLL_FAST if now - youngest < FAST_FOR else POLL_SLOW
 
     def _take(self, message: PeerChanged | Load | GiveUp | Evict) -> None:
@@ -242,7 +242,7 @@ class PullThread:
             self._refuse(load, remote)
             return
         try:
-            if load.plan is None:
+            if load.pieces.plan is None:
                 traits = traits_of(self._backend, self._lanes.now)
                 apply_plan(load, remote.plan, traits, piece_bytes=self._piece_bytes)
             if load.fault is not None and load.fault.when == "layers":
@@ -277,7 +277,7 @@ class PullThread:
             return
         if not self._acquire(load, post=True):
             return
-        for slice_ in load.slices[load.pieces_done :]:
+        for slice_ in load.pieces.left:
             slice_.transfers = []
         try:
             lane = self._lanes.open(self._peer)
@@ -326,7 +326,7 @@ class PullThread:
 
     def _give_up(self, load: Load, cause: Cause) -> None:
         """End a posted load as a miss; where bytes may be on the way, after the lane is gone."""
-        if load.transfers:
+        if load.pieces.transfers:
             self._drop_lane([load], cause)
         else:
             self._active.remove(load)

@@ -143,7 +143,7 @@ class ReceiveThread:
         why = f"the thread of what peer {self.engine_id} pushes is busy {self._activity.now or 'with other loads'}"
         for load in self._admission.acquire_all() if stuck else self._admission.acquire_late(now):
             self._decline(load)
-            late = f"not announced within its {load.deadline - load.received:.1f} s: {why}"
+            late = f"not announced within its {load.seconds:.1f} s: {why}"
             self._context.ends.refuse(load, Cause(late, "TOO_LATE"))
         looks = [max(a.load.deadline + patience, a.load.complain_at) for a in held]
         return min([*self._admission.deadlines, *looks], default=math.inf)
@@ -240,8 +240,8 @@ class ReceiveThread:
         else:
             began = time.monotonic()
             try:
-                load.local = block_lists(order.groups)
-                expected = expect(remote.plan, load.local, order.tokens)
+                load.pieces.local = block_lists(order.groups)
+                expected = expect(remote.plan, load.pieces.local, order.tokens)
             except Exception as error:
                 if not isinstance(error, TopologyError):
                     log.exception("plan for the load of %s", order.request_id)
