@@ -51,7 +51,7 @@ class Post:
 
 
 class TargetPhase(enum.IntEnum):
-    """How far a target is from its end. It only goes forward, by `PushTarget.close`, `settle` and `release`."""
+    """How far a target is from its end. `AFTER` says what may come next; it only goes forward."""
 
     SENDING = 0
     """What is computed is posted."""
@@ -61,6 +61,15 @@ class TargetPhase(enum.IntEnum):
     """Nothing is read for it and nothing will be; whoever waits for that word is told."""
     RELEASED = 3
     """Its blocks are not needed."""
+
+
+AFTER: Mapping[TargetPhase, frozenset[TargetPhase]] = {
+    TargetPhase.SENDING: frozenset({TargetPhase.CLOSING, TargetPhase.SETTLED}),
+    TargetPhase.CLOSING: frozenset({TargetPhase.SETTLED}),
+    TargetPhase.SETTLED: frozenset({TargetPhase.RELEASED}),
+    TargetPhase.RELEASED: frozenset(),
+}
+"""The phases that may follow each. At once to settled goes what is written, or what the decoder needs no more of."""
 
 
 @dataclass(slots=True, eq=False)
@@ -139,7 +148,8 @@ class PushTarget:
         """Post nothing more of it; with a ``cause`` it has failed, and the decoder hears so once it is settled."""
         if self.phase is not TargetPhase.SENDING:
             return
-        self.phase, self.since, self.cause = TargetPhase.CLOSING, time.monotonic(), cause
+        self._go(TargetPhase.CLOSING)
+        self.since, self.cause = time.monotonic(), cause
         if cause is not None:
             key = self.key
             log.warning("push of %s to %s/%s is given up: %s", key.transfer_id, key.decoder, key.rank, cause)
@@ -152,12 +162,15 @@ class PushTarget:
 
     def settle(self) -> None:
         """Nothing is read for it and nothing will be; whoever waits for that word is told, where it means anything."""
-        self.phase, self.since, self.looked = max(self.phase, TargetPhase.SETTLED), time.monotonic(), None
+        if self.phase < TargetPhase.SETTLED:
+            self._go(TargetPhase.SETTLED)
+        self.since, self.looked = time.monotonic(), None
         self.news = self.news or bool(self.cause) or (self.withdrawn and not self.dirty)
 
     def release(self) -> None:
-        """Its blocks are not needed."""
-        self.phase = TargetPhase.RELEASED
+        """Its blocks are not needed; nothing may be read for it any more."""
+        if self.phase is not TargetPhase.RELEASED:
+            self._go(TargetPhase.RELEASED)
         self.opened = {}
 
     def lose_posts(self) -> None:
@@ -165,6 +178,12 @@ class PushTarget:
         self.flying.clear()
         self.posted = dict(self.sent)
         self.looked = None
+
+    def _go(self, phase: TargetPhase) -> None:
+        if phase not in AFTER[self.phase]:
+            is_now, wanted = self.phase.name.lower(), phase.name.lower()
+            raise RuntimeError(f"the push of {self.key.transfer_id} is {is_now} and cannot be {wanted}")
+        self.phase = phase
 
 
 @dataclass(frozen=True, slots=True)
