@@ -255,16 +255,17 @@ class PullThread:
         else:
             self._due.append(load)
 
-    def _acquire(self, load: Load, *, post: bool) -> bool:
-        """Whether a waiting load is still ours to post or to end: the watcher may have ended it."""
-        with self._admission.lock:
+    def _acquire_to_post(self, load: Load) -> bool:
+        """Whether a waiting load is still ours to post: the watcher may have ended it."""
+        with self._admission.lock:  # the watcher sees it wait or active, never neither
             mine = self._admission.acquire(load)
-            if mine and post:
+            if mine:
                 self._active.append(load)
         return mine
 
     def _refuse(self, load: Load, cause: Cause) -> None:
-        if self._acquire(load, post=False):
+        """End a waiting load, if it is still ours to end."""
+        if self._admission.acquire(load):
             self._end(load, cause)
 
     def _post_next(self) -> None:
@@ -275,7 +276,7 @@ class PullThread:
         if why := load.dropped or overdue(load, "posted"):
             self._refuse(load, why)
             return
-        if not self._acquire(load, post=True):
+        if not self._acquire_to_post(load):
             return
         for slice_ in load.pieces.left:
             slice_.transfers = []
