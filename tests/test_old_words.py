@@ -89,9 +89,6 @@ RIGHT = {
     ("daemon/kvd/backends/nixl/agent.py", "pick"): "which rows of NIXL's prepared list, a verb",
     ("daemon/kvd/service/peers/handshakes.py", "_mark"): "a verb: ready, or unreachable",
     ("daemon/kvd/service/peers/homes.py", "_Home"): "it makes an engine's card; `home` in the settings",
-    ("daemon/kvd/worker/push/computed.py", "gone"): "to be decoder_gone",
-    ("daemon/kvd/worker/push/sender.py", "_serve"): "to be _progress",
-    ("daemon/kvd/worker/push/target.py", "Heard"): "to be Acknowledged",
 }
 """Names that are such a word, by their module, and why."""
 

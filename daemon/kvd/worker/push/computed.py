@@ -306,7 +306,7 @@ class Outgoing:
                 owed.settled.add(rank)
                 self._rest(transfer_id)
 
-    def gone(self, transfer_id: str, decoder: str) -> None:
+    def decoder_gone(self, transfer_id: str, decoder: str) -> None:
         """A decoder is no more: none of its workers will ask."""
         with self._lock:
             if owed := self._owed.get(transfer_id, {}).get(decoder):

@@ -43,8 +43,8 @@ log = logger(__name__)
 
 QUIESCE_SECONDS = 2.0
 """How long the sources may take to say that they write no more."""
-SERVE_FAST, SERVE_SLOW, FAST_FOR = 200e-6, 1e-3, 1.0
-"""Seconds between two turns of serving the window: quick while something arrives, slower while nothing does."""
+PROGRESS_FAST, PROGRESS_SLOW, FAST_FOR = 200e-6, 1e-3, 1.0
+"""Seconds between two times of having the window progress: quick while something arrives, slower while nothing does."""
 GENERATION_AGAIN = 0.05
 """Seconds before our own generation is looked for again; kvd names it when all workers are registered."""
 
@@ -182,7 +182,7 @@ class ReceiveThread:
         now = time.monotonic()
         pause = max(0.0, self._next - now)
         if self._arrivals and self._windows.possible:
-            pause = min(pause, SERVE_FAST if now - self._lively < FAST_FOR else SERVE_SLOW)
+            pause = min(pause, PROGRESS_FAST if now - self._lively < FAST_FOR else PROGRESS_SLOW)
         return pause if math.isfinite(pause) else None
 
     def _due(self, arrival: Arrival) -> float:

@@ -36,13 +36,13 @@ from kvd.worker.push.looks import FAST_FOR, PACE, POLL, POLL_SLOW, Looks
 from kvd.worker.push.send_step import advance, evict, poll, quiesce
 from kvd.worker.push.target import (
     KEEP,
+    Acknowledged,
     DecoderAnswered,
-    Heard,
     Name,
     PushTarget,
     TargetPhase,
     forgettable,
-    note_heard,
+    note_acknowledged,
     nothing,
     of_another_host,
     progress,
@@ -59,7 +59,7 @@ TIDY = 1.0
 HANDSHAKE_SECONDS, LEAST_KEPT = 10.0, 5.0
 """Seconds for a decoder's card to come, and for which a message to a decoder is repeated at least."""
 
-_Word = PushAnnounce | PushWithdraw | PushDone | Heard | DecoderAnswered | PeerChanged | Evict
+_Word = PushAnnounce | PushWithdraw | PushDone | Acknowledged | DecoderAnswered | PeerChanged | Evict
 
 
 class Sender:
@@ -134,7 +134,7 @@ class Sender:
         self._behind = self._more = False
         for target in self._open():
             try:
-                self._serve(target, now)
+                self._progress(target, now)
             except Exception as error:  # it must not take the others with it
                 log.exception("push of %s to %s", target.key.transfer_id, self.decoder)
                 self._lanes.leave()
@@ -150,7 +150,7 @@ class Sender:
             self._tidied = now
             self._forget(now)
 
-    def _serve(self, target: PushTarget, now: float) -> None:
+    def _progress(self, target: PushTarget, now: float) -> None:
         poll(target, self._outgoing, self._lanes)
         if target.phase is TargetPhase.SENDING:
             computed = self._outgoing.computed(target.key.transfer_id)
@@ -200,8 +200,8 @@ class Sender:
                 self._follow()
             case DecoderAnswered():
                 self._answered(item)
-            case Heard():
-                note_heard(item)
+            case Acknowledged():
+                note_acknowledged(item)
             case Evict():
                 evict(item, self._open(), self._lanes)
 
@@ -338,7 +338,7 @@ class Sender:
         self._lanes.leave()
         for name, target in list(self._targets.items()):
             if target.announce.generations[1] in ("", generation):
-                self._outgoing.gone(name[0], self.decoder)
+                self._outgoing.decoder_gone(name[0], self.decoder)
                 del self._targets[name]
         self._live = [t for t in self._live if (t.key.transfer_id, t.key.rank) in self._targets]
 
@@ -350,7 +350,7 @@ class Sender:
 
     def _tell(self, target: PushTarget) -> None:
         target.news = False
-        key, layers = target.key, dict(target.unheard)
+        key, layers = target.key, dict(target.unacknowledged)
         future = self._context.session().deliver(
             f"push {key.transfer_id} {key.decoder} {key.rank} {key.attempt}",
             progress(target, self._context.rank),
@@ -362,9 +362,9 @@ class Sender:
         """On the session's thread."""
         error = done.exception()
         if error is None:
-            self._thread.put(Heard(target, layers, nobody=False))
+            self._thread.put(Acknowledged(target, layers, nobody=False))
         elif isinstance(error, RefusedByDaemon):
-            self._thread.put(Heard(target, {}, nobody=True))
+            self._thread.put(Acknowledged(target, {}, nobody=True))
 
     def _forget(self, now: float) -> None:
         for name in forgettable(self._targets, now):

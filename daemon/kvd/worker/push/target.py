@@ -77,11 +77,11 @@ class PushTarget:
     """One announcement with what became of it.
 
     ``posted`` and ``sent`` are tokens by layer, under way and certainly written (or, where the decoder reads by itself,
-    told of). ``unheard`` are those of which the decoder has not confirmed to know. ``since`` is when it was closed, or
-    settled, in time.monotonic() seconds; ``cause`` is why it failed. ``withdrawn``: the decoder wants no more of it.
-    ``dirty``: bytes may land as long as its window is open. ``source`` are the prefiller's blocks as they were posted
-    last, by its groups. ``looked`` is what was computed when nothing of it was left to be posted. ``news``: the decoder
-    is to be told something. ``sums``: its KV is added up. ``opened``: see `blocks`.
+    told of). ``unacknowledged`` are those of which the decoder has not confirmed to know. ``since`` is when it was
+    closed, or settled, in time.monotonic() seconds; ``cause`` is why it failed. ``withdrawn``: the decoder wants no
+    more of it. ``dirty``: bytes may land as long as its window is open. ``source`` are the prefiller's blocks as they
+    were posted last, by its groups. ``looked`` is what was computed when nothing of it was left to be posted. ``news``:
+    the decoder is to be told something. ``sums``: its KV is added up. ``opened``: see `blocks`.
     """
 
     announce: PushAnnounce
@@ -94,7 +94,7 @@ class PushTarget:
     failures: int = 0
     epoch: int | None = None
     source: dict[int, BlockList] = field(default_factory=dict)
-    unheard: dict[str, int] = field(default_factory=dict)
+    unacknowledged: dict[str, int] = field(default_factory=dict)
     news: bool = False
     phase: TargetPhase = TargetPhase.SENDING
     since: float = 0.0
@@ -187,7 +187,7 @@ class PushTarget:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class Acknowledged:
     """A decoding worker has been told how far these layers are; ``nobody``: it waits for nothing any more."""
 
     target: PushTarget
@@ -203,11 +203,11 @@ class DecoderAnswered:
     cause: Cause | None = None
 
 
-def note_heard(item: Heard) -> None:
+def note_acknowledged(item: Acknowledged) -> None:
     """Take note of what a decoding worker has heard."""
     for name, tokens in item.layers.items():
-        if item.target.unheard.get(name) == tokens:
-            del item.target.unheard[name]
+        if item.target.unacknowledged.get(name) == tokens:
+            del item.target.unacknowledged[name]
     if item.nobody and item.target.phase is TargetPhase.SENDING:
         item.target.withdraw()
 
@@ -258,7 +258,7 @@ def written(target: PushTarget, layers: Mapping[str, int]) -> None:
     target.sent.update(layers)
     for name, end in layers.items():
         if end == target.announce.tokens:
-            target.unheard[name] = end
+            target.unacknowledged[name] = end
             target.news = True
 
 
@@ -266,7 +266,7 @@ def readable(target: PushTarget, computed: Computed, ends: Mapping[str, int]) ->
     """The decoder may read these layers up to these tokens, from the blocks that are the request's now."""
     target.posted.update(ends)
     target.sent.update(ends)
-    target.unheard.update(ends)
+    target.unacknowledged.update(ends)
     target.source = computed.blocks
     target.news = True
 
@@ -274,7 +274,7 @@ def readable(target: PushTarget, computed: Computed, ends: Mapping[str, int]) ->
 def progress(target: PushTarget, source: Rank) -> PushProgress:
     """What the decoder has not heard of yet."""
     by_group: dict[tuple[int, int, int], list[str]] = {}
-    for name, tokens in target.unheard.items():
+    for name, tokens in target.unacknowledged.items():
         push = (target.pushes or {})[name]
         by_group.setdefault((push.group, push.source_group, tokens), []).append(name)
     over = target.phase >= TargetPhase.SETTLED
