@@ -37,7 +37,7 @@ from kvd.topology.rate import Probed
 from kvd.topology.transfer_topology import RemoteEngine, TransferTopology
 from kvd.wire.card_parts import ToldCard
 from kvd.wire.identity import EngineCard, EngineFacts, WorkerCard
-from kvd.worker.load import Load
+from kvd.worker.load import Load, load_of
 from kvd.worker.orders import LoadOrder
 from kvd.worker.peers.followed import register
 from kvd.worker.pull.reader import PullThread
@@ -137,11 +137,11 @@ def read(kind: str, probe: bool, blocks: int, pipe: Connection) -> None:
         )  # fmt: skip
         now = time.monotonic()
         order = LoadOrder(f"r{number}", prefill, {0: (0, tuple(chosen))}, blocks * TOKENS, 60.0, now)
-        lane.begin(Load(order, received=now, deadline=now + 60.0))
+        lane.begin(load_of(order, now))
         load = ended.get(timeout=SETTLE)
         if load.cause:
             raise SystemExit(load.cause)
-        times.append(load.ended - now)
+        times.append(load.times.ended - now)
         time.sleep(0.02)
     if not (blocks_of[:, chosen] == 7).all():
         raise SystemExit("other bytes came than were there")

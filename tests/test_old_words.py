@@ -56,7 +56,7 @@ OLD = {
     "underway": "Arrivals, or under way",
     "verdict": "finding, result",
     "verdicts": "CompatibilityCache",
-    "whole": "pieces_done; what is not cut may be called whole",
+    "whole": "pieces.done; what is not cut may be called whole",
 }
 """Words, in lower case, and what the code says instead; of some a plain meaning stays, behind the semicolon."""
 
@@ -89,10 +89,6 @@ RIGHT = {
     ("daemon/kvd/backends/nixl/agent.py", "pick"): "which rows of NIXL's prepared list, a verb",
     ("daemon/kvd/service/peers/handshakes.py", "_mark"): "a verb: ready, or unreachable",
     ("daemon/kvd/service/peers/homes.py", "_Home"): "it makes an engine's card; `home` in the settings",
-    ("daemon/kvd/worker/push/computed.py", "gone"): "to be decoder_gone",
-    ("daemon/kvd/worker/push/computed.py", "whole"): "to be ran, the step",
-    ("daemon/kvd/worker/push/sender.py", "_serve"): "to be _progress",
-    ("daemon/kvd/worker/push/target.py", "Heard"): "to be Acknowledged",
 }
 """Names that are such a word, by their module, and why."""
 

@@ -85,8 +85,8 @@ class Measured:
     def kvb_connected(self, engine_id: str) -> bool:
         """Whether this worker knows that engine, and its probe has ended."""
         half = _connector()._worker  # noqa: SLF001
-        lane = half._peers.lanes.get(engine_id)  # noqa: SLF001
-        return bool(lane and lane._lanes.now and lane._probing.posted and not lane._probing.on)  # noqa: SLF001
+        thread = half._peers.pull_threads.get(engine_id)  # noqa: SLF001
+        return bool(thread and thread._lanes.now and thread._probing.posted and not thread._probing.on)  # noqa: SLF001
 
     def kvb_joined(self) -> bool:
         """Whether all layers of a block stand side by side in this worker's memory."""

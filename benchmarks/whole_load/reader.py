@@ -26,7 +26,7 @@ from kvd.geometry.rank import Rank
 from kvd.topology.transfer_topology import TransferTopology
 from kvd.wire.card_parts import ToldCard
 from kvd.wire.identity import EngineCard, EngineFacts, WorkerCard
-from kvd.worker.load import Load
+from kvd.worker.load import Load, load_of
 from kvd.worker.orders import LoadOrder
 from kvd.worker.peers.followed import register
 from kvd.worker.pull.reader import PullThread
@@ -150,24 +150,25 @@ class Reader:
         now = time.monotonic()
         order = LoadOrder("r", prefill, {0: (0, tuple(mine))}, tokens, SETTLE, now)
         began = time.monotonic()
-        opened.thread.begin(Load(order, received=began, deadline=began + SETTLE))
+        opened.thread.begin(load_of(order, began))
         load = opened.ended.get(timeout=SETTLE)
         told = time.monotonic()
         if load.cause is not None:
             raise RuntimeError(f"the load missed: {load.cause}")
-        device = sum(transfer.detail.get("device_seconds", 0.0) for transfer in load.transfers)
+        device = sum(transfer.detail.get("device_seconds", 0.0) for transfer in load.pieces.transfers)
+        times = load.times
         parts = {
-            "wake": load.planned_at - load.planned - began,
-            "plan": load.planned,
-            "hand_over": load.posting - load.planned_at,
-            "post": load.posted - load.posting,
-            "moving": load.ended - load.posted,
+            "wake": times.planned - times.planning_seconds - began,
+            "plan": times.planning_seconds,
+            "hand_over": times.posting - times.planned,
+            "post": times.posted - times.posting,
+            "moving": times.ended - times.posted,
             "device": device,
-            "report": told - load.ended,
-            "whole": load.ended - began,
+            "report": told - times.ended,
+            "whole": times.ended - began,
         }
         return {part: seconds * 1e6 for part, seconds in parts.items()} | {
-            "transfers": float(len(load.transfers))
+            "transfers": float(len(load.pieces.transfers))
         }
 
 

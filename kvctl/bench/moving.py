@@ -17,7 +17,7 @@ from kvd.topology.pairing import PairedBlocks, pair_blocks
 from kvd.topology.plan import Plan
 from kvd.topology.transfer_topology import TransferTopology
 from kvd.worker.cause import text_of
-from kvd.worker.load import Load, Slice
+from kvd.worker.load import Load, LoadPieces, Slice, load_of
 from kvd.worker.orders import LoadOrder, plain
 from kvd.worker.pull.reader import FAST_FOR, POLL_FAST, POLL_SLOW, PullThread
 from kvd.worker.remote import RemotePrefill
@@ -102,13 +102,13 @@ class LoadMover:
     def begin(self, number: int, request: MovedRequest, *, seconds: float, coalesce: bool) -> None:
         """Begin a request. Without ``coalesce`` every block and run of bytes is a descriptor of its own."""
         now = time.monotonic()
-        load = Load(self._order(number, request, seconds, now), received=now, deadline=now + seconds)
+        load = load_of(self._order(number, request, seconds, now), now)
         if not coalesce:
             copies = uncoalesced(self._plan, request)
-            load.local, load.remote = request.reader, request.source
-            load.slices, load.plan = [Slice(0, request.tokens, copies)], self._plan
-            load.planned_at = time.monotonic()
-            load.planned = load.planned_at - now
+            cut = [Slice(0, request.tokens, copies)]
+            load.pieces = LoadPieces(self._plan, request.reader, request.source, cut)
+            load.times.planned = time.monotonic()
+            load.times.planning_seconds = load.times.planned - now
         self._lane.begin(load)
 
     def over(self, seconds: float) -> list[Moved]:
@@ -152,15 +152,15 @@ class LoadMover:
 def _moved(load: Load) -> Moved:
     if load.cause is not None:
         raise RuntimeError(f"request {load.order.request_id}: {text_of(load.cause)}")
-    began = load.planned_at - load.planned
-    spent = {"plan": load.posting - began, "prepare": load.prepared}
-    spent["post"] = load.posted - load.posting - load.prepared
-    stages = spent | _after(load.transfers, load.posted, load.ended)
-    copies = load.copies
+    times, copies = load.times, load.pieces.copies
+    began = times.planned - times.planning_seconds
+    spent = {"plan": times.posting - began, "prepare": times.preparing_seconds}
+    spent["post"] = times.posted - times.posting - times.preparing_seconds
+    stages = spent | _after(load.pieces.transfers, times.posted, times.ended)
     return Moved(
         int(load.order.request_id),
         began,
-        load.ended,
+        times.ended,
         stages,
         sum(part.nbytes for part in copies),
         sum(part.runs for part in copies),

@@ -25,7 +25,7 @@ def _let_live(self: PullThread) -> tuple[Lane, str] | None:
         return _close(self)
     lane, self._lanes.now = self._lanes.now, None
     if lane is not None:
-        transfers = [transfer for load in self._active for transfer in load.transfers]
+        transfers = [transfer for load in self._active for transfer in load.pieces.transfers]
         threading.Thread(target=_poll_on, args=(lane, transfers), daemon=True).start()
     return None
 

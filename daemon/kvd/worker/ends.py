@@ -106,11 +106,11 @@ class LoadEnds:
         self._later.close(until)
 
     def _report(self, load: Load, complete: Complete | None) -> None:
-        if load.refused:
-            load.spoil(load.refused)
+        if load.claim.refused:
+            load.spoil(load.claim.refused)
 
         def hand_on() -> None:
-            load.reported = time.monotonic()
+            load.times.reported = time.monotonic()
             self._ended.put(load)
             self._later.put(partial(self._write_down, load, complete))
 
@@ -132,6 +132,6 @@ class LoadEnds:
         self._paths.note(entry)
         self._tally.note(entry)
         self._session().deliver(
-            f"transfer {entry.transfer_id} {load.ended}",
+            f"transfer {entry.transfer_id} {load.times.ended}",
             ReportTransfers(incarnation=self._incarnation, records=(entry,)),
         )

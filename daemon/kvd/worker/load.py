@@ -43,6 +43,45 @@ FOLLOWS: Mapping[Standing, frozenset[Standing]] = {
 
 
 @dataclass(slots=True, eq=False)
+class LoadClaim:
+    """How a load's claim stands, when that became known, and why nothing of the load may be used."""
+
+    standing: Standing = Standing.CONFIRMED
+    answered: float = 0.0
+    refused: Cause | None = None
+
+    def stands(self, standing: Standing, refused: Cause | None = None) -> bool:
+        """It stands like this from now on, refused for that cause. False where `FOLLOWS` rules that out."""
+        if standing not in FOLLOWS[self.standing]:
+            return False
+        if self.standing is Standing.OPEN and standing is not Standing.FORGONE:
+            self.answered = time.monotonic()
+        self.standing, self.refused = standing, refused
+        return True
+
+
+@dataclass(slots=True, eq=False)
+class LoadTimes:
+    """When a load was received, planned, posted and so on, in time.monotonic() seconds; 0 for what did not happen.
+
+    ``planned`` is when its first slice was compiled, after ``planning_seconds`` in which nothing could be posted.
+    ``posting`` is when its last post began, ``posted`` when all of that was under way; backends prepared what they
+    posted for ``preparing_seconds``. Asking for its peer took ``handshake_seconds``. ``reported`` is when the step
+    could have it.
+    """
+
+    received: float
+    handshake_seconds: float = 0.0
+    planning_seconds: float = 0.0
+    planned: float = 0.0
+    posting: float = 0.0
+    preparing_seconds: float = 0.0
+    posted: float = 0.0
+    ended: float = 0.0
+    reported: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
 class Slice:
     """A piece of a load, tokens ``begin`` to ``end`` of the prompt; ``transfers`` are those of now.
 
@@ -57,75 +96,65 @@ class Slice:
 
 
 @dataclass(slots=True, eq=False)
-class Load:
-    """A load order with what became of it. Times are time.monotonic() seconds.
+class LoadPieces:
+    """What a load copies, once it is planned: ``all`` its slices in the order of their tokens.
 
-    ``planned`` is how long nothing could be posted for planning, ``planned_at`` when the first slice was compiled,
-    ``prepared`` how long backends prepared what they then posted.
-    ``local`` and ``remote`` are the order's blocks, once it is planned. ``slices`` are its pieces in the order of their
-    tokens, of which the first ``pieces_done`` came in time.
-
-    ``failures`` counts the lanes on which this load failed, and ``complain_at`` is when the log next says that it is
-    stuck. A load that is part of something larger brings its ``plan`` and ``slices``, and ``then`` is told of its end.
-    ``lost``: the peer has nothing to read any more. ``dropped`` says why nobody waits for it any more. With a ``fault``
-    this worker's part of it is to miss. ``sums``: the prefiller has checksums of what it pushed; ``checksum`` is what
-    came of comparing them. ``claim`` is how its claim stands, ``answered`` when that became known, and ``refused`` why
-    nothing of it may be used. ``reported`` is when the step could have it.
+    The first ``done`` of them came in time. ``local`` and ``remote`` are the order's blocks.
     """
 
-    order: LoadOrder
-    received: float
-    deadline: float
-    handshake: float = 0.0
-    planned: float = 0.0
-    planned_at: float = 0.0
-    posting: float = 0.0
-    prepared: float = 0.0
-    posted: float = 0.0
-    ended: float = 0.0
+    plan: Plan | None = None
     local: Mapping[int, BlockList] = field(default_factory=dict)
     remote: Mapping[int, BlockList] = field(default_factory=dict)
-    slices: list[Slice] = field(default_factory=list)
-    pieces_done: int = 0
-    failures: int = 0
-    complain_at: float = 0.0
-    plan: Plan | None = None
-    cause: Cause | None = None
-    lost: bool = False
-    dropped: Cause | None = None
-    fault: Fault | None = None
-    then: Callable[[Load], None] | None = None
-    sums: bool = False
-    checksum: ChecksumResult = field(default_factory=ChecksumResult)
-    claim: Standing = Standing.CONFIRMED
-    answered: float = 0.0
-    reported: float = 0.0
-    refused: Cause | None = None
+    all: list[Slice] = field(default_factory=list)
+    done: int = 0
+
+    @property
+    def left(self) -> list[Slice]:
+        """Those that have not come."""
+        return self.all[self.done :]
 
     @property
     def copies(self) -> list[Copies]:
         """All copies, of all sources and all slices that are compiled."""
-        return [copies for slice_ in self.slices for copies in (slice_.copies or {}).values()]
-
-    @property
-    def due(self) -> float:
-        """When all of it that is under way should be over; 0 where no lane can tell of some of it."""
-        waiting = [transfer.due for transfer in self.transfers if transfer.state is State.PENDING]
-        return max(waiting, default=0.0) if all(waiting) else 0.0
+        return [copies for slice_ in self.all for copies in (slice_.copies or {}).values()]
 
     @property
     def transfers(self) -> list[Transfer]:
         """All transfers, of all slices."""
-        return [transfer for slice_ in self.slices for transfer in slice_.transfers]
+        return [transfer for slice_ in self.all for transfer in slice_.transfers]
 
-    def stands(self, standing: Standing, refused: Cause | None = None) -> bool:
-        """Its claim stands like this from now on, refused for that cause. False where `FOLLOWS` rules that out."""
-        if standing not in FOLLOWS[self.claim]:
-            return False
-        if self.claim is Standing.OPEN and standing is not Standing.FORGONE:
-            self.answered = time.monotonic()
-        self.claim, self.refused = standing, refused
-        return True
+    @property
+    def due(self) -> float:
+        """When all that is under way should be over; 0 where no lane can tell of some of it."""
+        waiting = [transfer.due for transfer in self.transfers if transfer.state is State.PENDING]
+        return max(waiting, default=0.0) if all(waiting) else 0.0
+
+
+@dataclass(slots=True, eq=False)
+class Load:
+    """A load order with what became of it. Times are time.monotonic() seconds.
+
+    ``failures`` counts the lanes on which this load failed, and ``complain_at`` is when the log next says that it is
+    stuck. A load that is part of something larger brings its ``pieces``, and ``then`` is told of its end.
+    ``lost``: the peer has nothing to read any more. ``dropped`` says why nobody waits for it any more. With a ``fault``
+    this worker's part of it is to miss. ``sums``: the prefiller has checksums of what it pushed; ``checksum`` is what
+    came of comparing them.
+    """
+
+    order: LoadOrder
+    times: LoadTimes
+    deadline: float
+    claim: LoadClaim = field(default_factory=LoadClaim)
+    pieces: LoadPieces = field(default_factory=LoadPieces)
+    then: Callable[[Load], None] | None = None
+    failures: int = 0
+    complain_at: float = 0.0
+    cause: Cause | None = None
+    lost: bool = False
+    dropped: Cause | None = None
+    fault: Fault | None = None
+    sums: bool = False
+    checksum: ChecksumResult = field(default_factory=ChecksumResult)
 
     def drop(self, cause: Cause) -> None:
         """Nobody waits for it any more; the first cause counts."""
@@ -133,24 +162,30 @@ class Load:
 
     def end(self, cause: Cause | None) -> None:
         """It is over: a miss with a cause, else complete."""
-        self.cause, self.ended = cause, time.monotonic()
+        self.cause, self.times.ended = cause, time.monotonic()
 
     def spoil(self, cause: Cause) -> None:
         """It has come and is not what it should be: a miss of which nothing may be used or claimed again."""
-        self.cause, self.pieces_done = cause, 0
+        self.cause, self.pieces.done = cause, 0
+
+    @property
+    def seconds(self) -> float:
+        """How long it may take."""
+        return self.deadline - self.times.received
 
     @property
     def good(self) -> int:
         """Tokens of the prompt up to which a load that missed has come all the same; what was here before counts."""
-        whole = min(self.pieces_done, len(self.slices) - 1)
-        return self.slices[whole - 1].end if whole > 0 else self.order.computed
+        whole = min(self.pieces.done, len(self.pieces.all) - 1)
+        return self.pieces.all[whole - 1].end if whole > 0 else self.order.computed
 
     @property
     def bad_blocks(self) -> set[int]:
         """Local blocks that hold nothing good after a miss."""
-        if self.plan is None or not self.pieces_done:
+        plan = self.pieces.plan
+        if plan is None or not self.pieces.done:
             return self.order.block_ids
-        sizes, good = self.plan.block_sizes, self.good
+        sizes, good = plan.block_sizes, self.good
         return {
             block
             for group, (first, ids) in self.order.groups.items()
@@ -160,16 +195,17 @@ class Load:
     @property
     def prefix(self) -> int:
         """Tokens that may be claimed again after a miss (`kvd.topology.pieces.largest_prefix`), 0 for none."""
-        if self.plan is None or self.lost or not self.pieces_done:
+        plan = self.pieces.plan
+        if plan is None or self.lost or not self.pieces.done:
             return 0
         remote = self.order.prefill.block_lists()
-        return largest_prefix(self.plan, remote, good=self.good, tokens=self.order.tokens)
+        return largest_prefix(plan, remote, good=self.good, tokens=self.order.tokens)
 
 
 def load_of(order: LoadOrder, received: float) -> Load:
     """The load of an order that was received then."""
-    claim = Standing.OPEN if order.unanswered else Standing.CONFIRMED
-    return Load(order, received=received, deadline=received + order.seconds, claim=claim)
+    claim = LoadClaim(Standing.OPEN if order.unanswered else Standing.CONFIRMED)
+    return Load(order, LoadTimes(received), received + order.seconds, claim)
 
 
 def clear_leftover(load: Load, plan: Plan, geometry: WorkerGeometry) -> None:
@@ -179,8 +215,8 @@ def clear_leftover(load: Load, plan: Plan, geometry: WorkerGeometry) -> None:
     cannot be zeroed: such a load must not complete.
     """
     order = load.order
-    remote = None if order.transfer_id else load.remote
-    runs = leftover(plan, load.local, remote, tokens=order.tokens, computed=order.computed)
+    remote = None if order.transfer_id else load.pieces.remote
+    runs = leftover(plan, load.pieces.local, remote, tokens=order.tokens, computed=order.computed)
     zeroing.zero(geometry.regions, runs)
 
 
@@ -205,4 +241,4 @@ def overdue(load: Load, what: str) -> Cause | None:
     """Why a load whose time is up is a miss, nothing before; ``what`` names what it was to be by now."""
     if time.monotonic() <= load.deadline:
         return None
-    return Cause(f"not {what} within its {load.deadline - load.received:.1f} s", "TOO_LATE")
+    return Cause(f"not {what} within its {load.seconds:.1f} s", "TOO_LATE")

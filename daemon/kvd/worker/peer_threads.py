@@ -1,6 +1,6 @@
 """The threads that transfer from each peer engine, and the one fork between pull and push.
 
-A peer that is pulled from has a lane's thread (`kvd.worker.pull.reader`), one that pushes has a thread of what arrives
+A peer that is pulled from has a `PullThread` (`kvd.worker.pull.reader`), one that pushes a `ReceiveThread`
 (`kvd.worker.push.receiver`). What they go by is the worker's `TransferTopology`.
 """
 
@@ -19,7 +19,7 @@ from kvd.worker.load import Load
 from kvd.worker.peers.held import Evict
 from kvd.worker.peers.probe import Told
 from kvd.worker.pull.reader import PullThread
-from kvd.worker.push.receiver import PushThread
+from kvd.worker.push.receiver import ReceiveThread
 from kvd.worker.watchdog import Watch
 
 
@@ -32,25 +32,25 @@ class PeerThreads:
         self._probed = probed
         self._lock = threading.Lock()
         self._closed = False
-        self.lanes: dict[str, PullThread] = {}
-        self.arrivals: dict[str, PushThread] = {}
+        self.pull_threads: dict[str, PullThread] = {}
+        self.receive_threads: dict[str, ReceiveThread] = {}
         self._watch = Watch(self._look)
 
     def begin(self, load: Load) -> bool:
         """Have it read or pushed. False once this worker closes."""
-        way = self._way(load)
-        if way is not None:
-            way.begin(load)
+        thread = self._thread_of(load)
+        if thread is not None:
+            thread.begin(load)
             self._watch.nudge()
-        return way is not None
+        return thread is not None
 
     def read(self, load: Load) -> None:
         """Read a part of what is pushed to a worker that reads by itself."""
-        lane = self.lane(load.order.prefill.engine_id)
-        if lane is None:
+        thread = self.pull_thread(load.order.prefill.engine_id)
+        if thread is None:
             self._context.ends.refuse(load, SHUTTING_DOWN)
         else:
-            lane.begin(load)
+            thread.begin(load)
             self._watch.nudge()
 
     def drop(self, load: Load) -> None:
@@ -60,65 +60,65 @@ class PeerThreads:
 
     def give_up(self, load: Load) -> None:
         """Make it a miss, for the reason that it names as ``dropped``, if it has not ended."""
-        threads: Mapping[str, PullThread | PushThread] = (
-            self.arrivals if load.order.transfer_id else self.lanes
+        threads: Mapping[str, PullThread | ReceiveThread] = (
+            self.receive_threads if load.order.transfer_id else self.pull_threads
         )
-        if way := threads.get(load.order.prefill.engine_id):
-            way.give_up(load)
+        if thread := threads.get(load.order.prefill.engine_id):
+            thread.give_up(load)
 
-    def _way(self, load: Load) -> PullThread | PushThread | None:
-        """The fork: by which thread a load comes."""
+    def _thread_of(self, load: Load) -> PullThread | ReceiveThread | None:
+        """The fork: the thread by which a load comes."""
         engine_id = load.order.prefill.engine_id
-        return self._push_thread(engine_id) if load.order.transfer_id else self.lane(engine_id)
+        return self._receive_thread(engine_id) if load.order.transfer_id else self.pull_thread(engine_id)
 
-    def lane(self, engine_id: str) -> PullThread | None:
-        """The lane to a peer, made where it is the first; None once this worker closes."""
+    def pull_thread(self, engine_id: str) -> PullThread | None:
+        """The thread that pulls from a peer, made where it is the first; None once this worker closes."""
         context = self._context
         with self._lock:
-            lane = self.lanes.get(engine_id)
-            if lane is None and not self._closed:
-                lane = self.lanes[engine_id] = PullThread(
+            thread = self.pull_threads.get(engine_id)
+            if thread is None and not self._closed:
+                thread = self.pull_threads[engine_id] = PullThread(
                     engine_id, context.backend, context.topology, context.ends.ended,
                     piece_bytes=context.settings.piece_bytes, probed=self._probed,
                 )  # fmt: skip
-            return lane
+            return thread
 
-    def _push_thread(self, engine_id: str) -> PushThread | None:
+    def _receive_thread(self, engine_id: str) -> ReceiveThread | None:
         with self._lock:
-            arrivals = self.arrivals.get(engine_id)
-            if arrivals is None and not self._closed:
-                arrivals = self.arrivals[engine_id] = PushThread(engine_id, self._context, self.read)
-            return arrivals
+            thread = self.receive_threads.get(engine_id)
+            if thread is None and not self._closed:
+                thread = self.receive_threads[engine_id] = ReceiveThread(engine_id, self._context, self.read)
+            return thread
 
     # --- what kvd says ---
 
     def on_peer_changed(self, engine_id: str) -> None:
         """Another generation of the peer is registered, or none."""
-        for way in self._all():
-            if way.engine_id == engine_id:
-                way.on_peer_changed()
+        for thread in self._all():
+            if thread.engine_id == engine_id:
+                thread.on_peer_changed()
 
     def on_progress(self, message: PushProgress) -> None:
         """A prefilling worker's word. One about a transfer that is not on its way is no error."""
-        if arrivals := self.arrivals.get(message.key.prefiller):
-            arrivals.on_progress(message)
+        if thread := self.receive_threads.get(message.key.prefiller):
+            thread.on_progress(message)
 
     # --- what operators ask ---
 
     def held(self) -> list[HeldPeer]:
         """What all threads hold of their peers just now."""
-        return [one for way in self._all() for one in way.held()]
+        return [one for thread in self._all() for one in thread.held()]
 
     def evict(self, engine_id: str, order: Evict) -> None:
         """Close what is held of a peer: begin that."""
-        for way in self._all():
-            if way.engine_id == engine_id:
-                way.evict(order)
+        for thread in self._all():
+            if thread.engine_id == engine_id:
+                thread.evict(order)
 
     # --- the watcher's thread ---
 
     def _look(self, now: float) -> float:
-        return min((way.watch(now) for way in self._all()), default=math.inf)
+        return min((thread.watch(now) for thread in self._all()), default=math.inf)
 
     # --- the end ---
 
@@ -126,12 +126,12 @@ class PeerThreads:
         """Give up whatever is under way: begin that."""
         with self._lock:
             self._closed = True
-        for way in self._all():
-            way.stop()
+        for thread in self._all():
+            thread.stop()
 
     def join(self, until: float) -> list[str]:
         """Wait for the threads, to time.monotonic() ``until``. The peers whose threads may still be at work."""
-        return [way.engine_id for way in self._all() if not way.join(until - time.monotonic())]
+        return [thread.engine_id for thread in self._all() if not thread.join(until - time.monotonic())]
 
     def close(self) -> None:
         """Watch no more."""
@@ -139,6 +139,6 @@ class PeerThreads:
 
     # --- private ---
 
-    def _all(self) -> list[PushThread | PullThread]:
+    def _all(self) -> list[ReceiveThread | PullThread]:
         with self._lock:
-            return [*self.arrivals.values(), *self.lanes.values()]
+            return [*self.receive_threads.values(), *self.pull_threads.values()]

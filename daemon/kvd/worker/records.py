@@ -21,18 +21,19 @@ def record(load: Load, *, engine_id: str, backend: str, geometry: WorkerGeometry
     Bytes, coalesced descriptors and remote ranks are of the slices that were compiled, which are not all where a load
     ended before; blocks, groups and descriptors are of all that it was to fill.
     """
-    order, plan, now = load.order, load.plan, load.ended
+    order, pieces, times = load.order, load.pieces, load.times
+    plan = pieces.plan
     local, remote = block_lists(order.groups), order.prefill.block_lists()
-    ended = [t.ended for t in load.transfers if t.ended]
+    ended = [t.ended for t in pieces.transfers if t.ended]
     stages = {
-        "queued": max(0.0, load.received - order.claimed),
-        "handshake": load.handshake + order.handshake_seconds,
-        "plan": load.planned,
-        "post": max(0.0, load.posted - load.posting) if load.posting else 0.0,
-        "wire": max(0.0, now - load.posted) if load.posted else 0.0,
+        "queued": max(0.0, times.received - order.claimed),
+        "handshake": times.handshake_seconds + order.handshake_seconds,
+        "plan": times.planning_seconds,
+        "post": max(0.0, times.posted - times.posting) if times.posting else 0.0,
+        "wire": max(0.0, times.ended - times.posted) if times.posted else 0.0,
         **_claim(load),
     }
-    sources = sorted({index for slice_ in load.slices for index in slice_.copies or ()}) if plan else []
+    sources = sorted({index for slice_ in pieces.all for index in slice_.copies or ()}) if plan else []
     return TransferRecord(
         transfer_id=f"{order.request_id}@{geometry.rank}" + (f"#{order.again + 1}" if order.again else ""),
         request_id=order.request_id,
@@ -41,16 +42,16 @@ def record(load: Load, *, engine_id: str, backend: str, geometry: WorkerGeometry
         remote_engine=order.prefill.engine_id,
         remote_generation=order.prefill.generation,
         remote_request_id=order.transfer_id or order.prefill.request_id,
-        backend=next((t.backend for t in load.transfers if t.backend), backend),
+        backend=next((t.backend for t in pieces.transfers if t.backend), backend),
         mode="push" if order.transfer_id else "pull",
         state="miss" if load.cause else "done",
         cause=text_of(load.cause),
         code=code_of(load.cause),
-        started=time.time() - (time.monotonic() - load.received),
+        started=time.time() - (time.monotonic() - times.received),
         tokens=order.tokens,
-        bytes=sum(copies.nbytes for copies in load.copies),
+        bytes=sum(copies.nbytes for copies in pieces.copies),
         descriptors=_uncoalesced(plan, local) if plan else 0,
-        coalesced_descriptors=sum(copies.runs for copies in load.copies),
+        coalesced_descriptors=sum(copies.runs for copies in pieces.copies),
         remote_ranks=tuple(str(plan.remote_ranks[i]) for i in sources) if plan else (),
         groups=_group_shares(local, plan, geometry),
         stages=with_other(load, stages),
@@ -59,13 +60,13 @@ def record(load: Load, *, engine_id: str, backend: str, geometry: WorkerGeometry
         remote_blocks=block_runs(remote),
         moments=moments(
             load,
-            handshake=load.received + load.handshake if load.handshake else 0.0,
-            planned=load.planned_at,
-            posting=load.posting,
-            posted=load.posted,
+            handshake=times.received + times.handshake_seconds if times.handshake_seconds else 0.0,
+            planned=times.planned,
+            posting=times.posting,
+            posted=times.posted,
             first=min(ended, default=0.0),
             last=max(ended, default=0.0),
-            answered=load.answered,
+            answered=load.claim.answered,
         ),
         checksum=load.checksum,
     )
@@ -73,19 +74,20 @@ def record(load: Load, *, engine_id: str, backend: str, geometry: WorkerGeometry
 
 def with_other(load: Load, stages: dict[str, float]) -> dict[str, float]:
     """The stages, and as the last one the time between them: all together they are what the load took."""
-    whole = load.ended - load.order.claimed + load.order.handshake_seconds + stages.get("claim", 0.0)
+    whole = load.times.ended - load.order.claimed + load.order.handshake_seconds + stages.get("claim", 0.0)
     return stages | {OTHER: max(0.0, whole - sum(stages.values()))}
 
 
 def _claim(load: Load) -> dict[str, float]:
     """How long a load that had ended waited for the answer on its claim; nothing where it began after that."""
-    return {"claim": max(0.0, load.answered - load.ended)} if load.order.unanswered else {}
+    return {"claim": max(0.0, load.claim.answered - load.times.ended)} if load.order.unanswered else {}
 
 
 def moments(load: Load, **times: float) -> dict[str, float]:
     """What happened when, in seconds after the order was received; ``times`` are 0 for what did not."""
-    all_times = {"queued": load.order.claimed, **times, "reported": load.reported or time.monotonic()}
-    return {name: at - load.received for name, at in all_times.items() if at}
+    received, reported = load.times.received, load.times.reported or time.monotonic()
+    all_times = {"queued": load.order.claimed, **times, "reported": reported}
+    return {name: at - received for name, at in all_times.items() if at}
 
 
 def _uncoalesced(plan: Plan, local: Mapping[int, BlockList]) -> int:

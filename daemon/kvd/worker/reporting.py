@@ -94,6 +94,6 @@ class Reporting:
 def _note_outcome(outcomes: StepOutcomes, load: Load) -> None:
     request_id = load.order.request_id
     outcomes.loads[request_id] = load.cause
-    outcomes.quiesced[request_id] = load.ended
+    outcomes.quiesced[request_id] = load.times.ended
     if load.cause:
         outcomes.prefixes[request_id] = load.prefix

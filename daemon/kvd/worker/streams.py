@@ -84,5 +84,5 @@ class StreamGate:
             if load.dropped:
                 return load.dropped
             if time.monotonic() > load.deadline:
-                return Cause(f"the device was busy for its {load.deadline - load.received:.1f} s", "TOO_LATE")
+                return Cause(f"the device was busy for its {load.seconds:.1f} s", "TOO_LATE")
         return None

@@ -162,7 +162,7 @@ class WorkerHalf:
 
     def _begin(self, order: LoadOrder, now: float, look_until: float) -> None:
         load = self._begun[order.request_id] = load_of(order, now)
-        if load.claim is Standing.OPEN:
+        if load.claim.standing is Standing.OPEN:
             self._ends.begin(load)
         if order.fault is not None and order.fault.concerns(self.geometry):
             load.fault = order.fault
@@ -309,7 +309,7 @@ class WorkerHalf:
         prefill, asked = load.order.prefill, time.monotonic()
 
         def answered(found: ToldCard | Cause) -> None:
-            load.handshake = time.monotonic() - asked
+            load.times.handshake_seconds = time.monotonic() - asked
             if isinstance(found, Cause):
                 self._refuse_unannounced(load, found)
             else:
@@ -334,7 +334,7 @@ class WorkerHalf:
     def _on_peer_ready(self, card: ToldCard) -> None:
         """A peer that kvd introduces: its lane connects ahead of the first load."""
         engine_id = register(self.topology, card, self._reader).engine_id
-        self._peers.lane(engine_id)
+        self._peers.pull_thread(engine_id)
         self._on_peer_changed(engine_id)
 
     def _on_introduced(self, told: PeerReady) -> None:

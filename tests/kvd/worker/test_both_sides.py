@@ -121,9 +121,9 @@ class Both:
         self.half.start(StepOrders(loads=[order]))
 
     def expire(self, name: str = "x") -> None:
-        eventually(lambda: self.half._peers.arrivals["p"]._arrivals._active[name].exposed)
+        eventually(lambda: self.half._peers.receive_threads["p"]._arrivals._active[name].exposed)
         self.half._begun[name].deadline = 0.0
-        self.half._peers.arrivals["p"].on_peer_changed()  # have the thread look
+        self.half._peers.receive_threads["p"].on_peer_changed()  # have the thread look
 
     def untouched(self) -> bool:
         return all(bool((region == oracle.UNTOUCHED).all()) for region in self.rig.targets[self.rank].regions)

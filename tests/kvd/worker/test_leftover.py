@@ -73,7 +73,10 @@ def test_before_a_byte_is_read_the_rest_is_zero(sides: Both) -> None:
     sides.faults.hold = {0, 1}
     pull(sides)
     eventually(
-        lambda: sides.half._peers.lanes["p"]._active and sides.half._peers.lanes["p"]._active[0].posted
+        lambda: (
+            sides.half._peers.pull_threads["p"]._active
+            and sides.half._peers.pull_threads["p"]._active[0].times.posted
+        )
     )
     assert zeroed_alone(sides)
     sides.faults.hold.clear()

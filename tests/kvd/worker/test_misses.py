@@ -108,8 +108,8 @@ def test_a_worker_that_is_not_meant_loads_as_ever(rig: Rig) -> None:
 def test_a_load_under_way_is_given_up_and_others_start_over(rig: Rig) -> None:
     rig.faults.hold.update((0, 1))
     rig.start(order(prefill(((5, 6),)), (2, 9)), order(prefill(((7,),)), (3,), request_id="d-2"))
-    lane = rig.decoder._peers.lanes["p"]
-    eventually(lambda: len(lane._active) == 2)
+    thread = rig.decoder._peers.pull_threads["p"]
+    eventually(lambda: len(thread._active) == 2)
     rig.decoder.start(StepOrders(faults=[("d-1", FLIGHT)]))
     results = rig.results(2)
     assert (results.received, results.failed) == ({"d-1", "d-2"}, {"d-1"})
@@ -120,10 +120,10 @@ def test_a_load_under_way_is_given_up_and_others_start_over(rig: Rig) -> None:
 
 def test_an_order_for_a_load_that_is_complete_or_unknown_changes_nothing(rig: Rig) -> None:
     rig.start(order(prefill(((5, 6),)), (2, 9)))
-    lane = rig.decoder._peers.lanes["p"]
+    thread = rig.decoder._peers.pull_threads["p"]
     eventually(lambda: not rig.decoder._ends._ended.empty())
     rig.decoder.start(StepOrders(faults=[("d-1", FLIGHT), ("d-9", FLIGHT)]))
-    eventually(lane._inbox.empty)
+    eventually(lambda: thread._thread.idle)
     assert rig.results().failed == set()
     assert rig.gates.closed == 0
 

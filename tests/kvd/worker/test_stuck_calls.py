@@ -31,7 +31,7 @@ def test_what_waits_behind_a_stuck_call_is_ended_in_time(rig: Rig) -> None:
 def test_what_starts_over_behind_a_stuck_call_is_ended_in_time_and_not_posted_afterwards(rig: Rig) -> None:
     rig.faults.hold = {0}
     rig.start(order(prefill(((5,),), tokens=4), (2,), request_id="first"))
-    eventually(lambda: rig.decoder._peers.lanes["p"]._active)
+    eventually(lambda: rig.decoder._peers.pull_threads["p"]._active)
     go_on, reached = rig.gates.stop("close")
     rig.faults.fail_after = {1: 0}
     rig.start(order(prefill(((6,),), tokens=4), (9,), request_id="second", seconds=0.3))

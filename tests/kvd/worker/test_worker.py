@@ -140,7 +140,7 @@ def test_an_engine_does_not_read_from_itself(rig: Rig) -> None:
     rig.script.asked(GetPeer)[-1].answer(ready(rig.script.card().card))
     assert rig.results().failed == {"d-1"}
     assert "engine d is this engine itself" in rig.causes()["d-1"]
-    assert "d" not in rig.decoder._peers.lanes
+    assert "d" not in rig.decoder._peers.pull_threads
 
 
 def test_a_refused_submit_is_tried_again_on_a_new_lane(rig: Rig) -> None:
@@ -243,7 +243,7 @@ def test_a_peer_that_restarted_is_asked_for_and_the_old_blocks_are_a_miss(rig: R
 def test_loads_on_the_way_end_when_the_peer_restarts(rig: Rig) -> None:
     rig.faults.hold = {0}
     rig.start(order(prefill(((5, 6),)), (2, 9)))
-    eventually(lambda: rig.decoder._peers.lanes["p"]._active)
+    eventually(lambda: rig.decoder._peers.pull_threads["p"]._active)
     rig.script.push(ready(rig.card, "gen-2"))
     assert rig.results().failed == {"d-1"}
     assert rig.causes() == {"d-1": "peer p restarted as generation gen-2"}
@@ -332,7 +332,7 @@ def test_the_worker_presents_its_card(rig: Rig) -> None:
 def test_closing_gives_up_what_is_on_the_way(rig: Rig) -> None:
     rig.faults.hold = {0}
     rig.start(order(prefill(((5, 6),)), (2, 9)))
-    eventually(lambda: rig.decoder._peers.lanes["p"]._active)
+    eventually(lambda: rig.decoder._peers.pull_threads["p"]._active)
     rig.decoder.close()
     assert rig.results().failed == {"d-1"}
     assert rig.causes() == {"d-1": "the engine is shutting down"}
@@ -369,5 +369,5 @@ def test_memory_stays_registered_while_a_lane_is_at_work(
 
 
 def _of(rig: Rig, thread: threading.Thread) -> bool:
-    lanes_of = [lane._thread for lane in rig.decoder._peers.lanes.values()]
-    return thread in (*lanes_of, rig.decoder._peers._watch._thread)
+    of_peers = [one._thread._thread for one in rig.decoder._peers.pull_threads.values()]
+    return thread in (*of_peers, rig.decoder._peers._watch._thread)

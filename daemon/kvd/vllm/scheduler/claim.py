@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -29,21 +30,25 @@ NOBODY = RemotePrefill(
 
 
 class ClaimState(Enum):
-    """Where a claim stands. `Claims` alone changes it.
-
-    | from | to | when |
-    |---|---|---|
-    | WAITING | LOADING | its load is ordered |
-    | WAITING | RELEASED | nothing will be loaded, or its request is over |
-    | LOADING | WAITING | it missed, and less of it is claimed again |
-    | LOADING | ABANDONED | its request is over, while the load is on the way |
-    | LOADING, ABANDONED | RELEASED | its load has ended |
-    """
+    """Where a claim stands. `AFTER` says what may come next."""
 
     WAITING = auto()
+    """No load is ordered, or it missed and less of it is claimed again."""
     LOADING = auto()
+    """Its load is ordered, and has not ended."""
     ABANDONED = auto()
+    """Its request is over, while the load is on the way."""
     RELEASED = auto()
+    """Its load has ended, or there will be none."""
+
+
+AFTER: Mapping[ClaimState, frozenset[ClaimState]] = {
+    ClaimState.WAITING: frozenset({ClaimState.LOADING, ClaimState.RELEASED}),
+    ClaimState.LOADING: frozenset({ClaimState.WAITING, ClaimState.ABANDONED, ClaimState.RELEASED}),
+    ClaimState.ABANDONED: frozenset({ClaimState.RELEASED}),
+    ClaimState.RELEASED: frozenset(),
+}
+"""The states that may follow each."""
 
 
 @dataclass(slots=True)
@@ -103,6 +108,15 @@ class Claim:
     def pending(self) -> bool:
         """Neither usable nor given up yet."""
         return not self.cause and not (self.peer_known and self.lease.valid_until)
+
+    def go(self, state: ClaimState) -> None:
+        """It stands like this from now on. Raises `RuntimeError` where `AFTER` rules that out."""
+        if state is self.state:
+            return
+        if state not in AFTER[self.state]:
+            is_now, wanted = self.state.name.lower(), state.name.lower()
+            raise RuntimeError(f"the claim of request {self.request_id} is {is_now} and cannot be {wanted}")
+        self.state = state
 
 
 def unsealed(prefill: RemotePrefill) -> Cause:

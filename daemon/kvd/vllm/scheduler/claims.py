@@ -245,7 +245,8 @@ class Claims:
 
     def order_load(self, claim: Claim) -> None:
         """A load of the claim is ordered, from its computed tokens on; beside the claim where that is not answered."""
-        claim.state, claim.kept, claim.beside = ClaimState.LOADING, claim.tokens, claim.pending
+        claim.go(ClaimState.LOADING)
+        claim.kept, claim.beside = claim.tokens, claim.pending
         claim.ordered = time.monotonic()
 
     def _look_beside(self, claim: Claim, now: float) -> None:
@@ -280,7 +281,8 @@ class Claims:
         ours = claim.state is ClaimState.LOADING and not claim.beside  # else nothing of it may be used
         if not ours or claim.transfer_id or not less or claim.again >= MAX_AGAIN:
             return False
-        claim.tokens, claim.cause, claim.state = claim.kept, None, ClaimState.WAITING
+        claim.go(ClaimState.WAITING)
+        claim.tokens, claim.cause = claim.kept, None
         claim.again += 1
         return True
 
@@ -295,7 +297,8 @@ class Claims:
                 self._declined.append((claim.transfer_id, claim.prefill))
         if self._answered:  # its workers have all reported, so what they were to be told is for nobody
             self._answered = [one for one in self._answered if one.request_id != claim.request_id]
-        abandoned, claim.state = claim.state is ClaimState.ABANDONED, ClaimState.RELEASED
+        abandoned = claim.state is ClaimState.ABANDONED
+        claim.go(ClaimState.RELEASED)
         if claim.lease.asked:  # else the lease may be another request's, which may still come for it
             release = LeaseRelease(key=lease_key(claim.prefill), reader=claim.reader, result=result)
             # Of a request that goes on here the next step gives the first token, and has more use for this process.
@@ -314,7 +317,7 @@ class Claims:
     def request_over(self, claim: Claim) -> None:
         """The request has finished or was aborted. While its load is on the way the claim stays, to be released."""
         if claim.state is ClaimState.LOADING:
-            claim.state = ClaimState.ABANDONED
+            claim.go(ClaimState.ABANDONED)
             return
         if claim.waiting:
             self.end(claim, "aborted")  # never scheduled: nobody will read those blocks

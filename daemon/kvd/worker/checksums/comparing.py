@@ -63,7 +63,7 @@ class Checking:
 
     def begin(self, load: Load, ended: Callable[[], None]) -> bool:
         """Compare a load that has come, and call ``ended`` then, on another thread. False where that is not due."""
-        plan = load.plan
+        plan = load.pieces.plan
         if load.cause or plan is None or not (load.sums or load.order.prefill.checksum):
             return False
 

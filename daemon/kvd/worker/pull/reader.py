@@ -13,8 +13,6 @@ stays unreported, whatever that costs, until the call returns; the watcher says 
 from __future__ import annotations
 
 import math
-import queue
-import threading
 import time
 from collections.abc import Callable, Sequence
 
@@ -27,6 +25,7 @@ from kvd.topology.transfer_topology import TransferTopology
 from kvd.wire.agent import HeldPeer
 from kvd.worker.admission import AdmissionQueue
 from kvd.worker.cause import SHUTTING_DOWN, Cause, from_error
+from kvd.worker.inbox_thread import InboxThread, Rounds
 from kvd.worker.load import Load, clear_leftover, overdue
 from kvd.worker.peers.followed import FollowedPeer, GiveUp, PeerChanged
 from kvd.worker.peers.held import Evict
@@ -73,7 +72,6 @@ class PullThread:
         self._topology = topology
         self._ended = ended
         self._piece_bytes = piece_bytes
-        self._inbox: queue.Queue[PeerChanged | Load | GiveUp | Evict | None] = queue.Queue()
         self._admission = AdmissionQueue()
         self._peer = FollowedPeer(engine_id, topology, lambda remote: remote.plan)
         self._activity = Activity()
@@ -81,41 +79,44 @@ class PullThread:
         self._active: list[Load] = []  # posted on the lane of now
         self._lanes = ReadLanes(engine_id, backend, self._activity)
         self._probing = Probing(engine_id, probed)
-        self._thread = threading.Thread(target=self._run, name=f"kvd-lane-{engine_id[:12]}", daemon=True)
-        self._thread.start()
+        rounds = Rounds(
+            self._pause, self._take, self._turn, self._drop_all, self._finish, begin=sleep_precisely
+        )
+        self._thread = InboxThread(
+            f"kvd-lane-{engine_id[:12]}", f"lane to {engine_id}", rounds, one_by_one=True
+        )
 
     def on_peer_changed(self) -> None:
         """Another generation of the peer is registered, or none; loads from the one before are misses."""
-        self._inbox.put(PeerChanged())
+        self._thread.put(PeerChanged())
 
     def begin(self, load: Load) -> None:
         """Read one request's KV."""
-        if not self._admission.put(load, self._inbox.put):
+        if not self._admission.put(load, self._thread.put):
             self._end(load, SHUTTING_DOWN)
 
     def give_up(self, load: Load) -> None:
         """Make a load that was given here a miss, for the reason that it names as ``dropped``, if it has not ended."""
-        self._inbox.put(GiveUp(load))
+        self._thread.put(GiveUp(load))
 
     def evict(self, order: Evict) -> None:
         """Close the lane and what could not be closed before; the next load makes another one."""
-        self._inbox.put(order)
+        self._thread.put(order)
 
     def held(self) -> list[HeldPeer]:
         """What the thread holds of its peer, as it is just now; called on any thread."""
         active = list(self._active)
-        posted = sum(transfer.bytes for load in active for transfer in load.transfers)
+        posted = sum(transfer.bytes for load in active for transfer in load.pieces.transfers)
         return self._lanes.held(loads=len(active) + len(self._admission), loading_bytes=posted)
 
     def stop(self) -> None:
         """Give up whatever is on the way, destroy the lane, end the thread: begin all that."""
         self._admission.stop()
-        self._inbox.put(None)
+        self._thread.stop()
 
     def join(self, timeout: float) -> bool:
         """Wait for the end after `stop`. False where the backend may still touch memory."""
-        self._thread.join(max(0.0, timeout))
-        return not self._thread.is_alive() and not self._lanes.unclosed
+        return self._thread.join(timeout) and not self._lanes.unclosed
 
     # --- the watcher's thread ---
 
@@ -133,41 +134,28 @@ class PullThread:
             complain(load, now, self.engine_id, self._activity.now)
         why = f"the thread of peer {self.engine_id} is busy {self._activity.now or 'with other loads'}"
         for load in late:
-            late_by = f"not begun within its {load.deadline - load.received:.1f} s"
+            late_by = f"not begun within its {load.seconds:.1f} s"
             self._end(load, Cause(f"{late_by}: {why}", "TOO_LATE"))
         looks += [max(load.deadline + STUCK_AFTER, load.complain_at) for load in posted]
         return min(looks, default=math.inf)
 
     # --- the thread ---
 
-    def _run(self) -> None:
-        sleep_precisely()
-        open_ = True
-        while open_:
-            try:
-                open_ = self._turn()
-            except Exception as error:  # the thread must outlive any single load
-                log.exception("lane to %s: unexpected error", self.engine_id)
-                self._drop_lane(self._active, from_error(error, "unexpected error in the lane"))
-        self._drop_lane(self._active, SHUTTING_DOWN)
-        self._retry_close(math.inf)
-        for load in self._admission.acquire_all():
-            self._end(load, SHUTTING_DOWN)
-
-    def _turn(self) -> bool:
-        try:
-            message = self._inbox.get(timeout=self._pause())
-        except queue.Empty:
-            pass
-        else:
-            if message is None:
-                return False
-            self._take(message)
+    def _turn(self) -> None:
         self._post_next()
         self._poll()
         self._probe()
         self._retry_close(time.monotonic())
-        return True
+
+    def _drop_all(self, error: Exception) -> None:
+        """A round failed, whatever of it was done."""
+        self._drop_lane(self._active, from_error(error, "unexpected error in the lane"))
+
+    def _finish(self) -> None:
+        self._drop_lane(self._active, SHUTTING_DOWN)
+        self._retry_close(math.inf)
+        for load in self._admission.acquire_all():
+            self._end(load, SHUTTING_DOWN)
 
     def _pause(self) -> float | None:
         if self._due:
@@ -176,10 +164,10 @@ class PullThread:
             due = self._lanes.unclosed.due
             return max(0.0, min(due) - time.monotonic()) if due else None
         now = time.monotonic()
-        soonest = min((load.due for load in self._active), default=0.0)
+        soonest = min((load.pieces.due for load in self._active), default=0.0)
         if soonest and not self._probing.on and now < soonest + DUE_FOR:
             return max(POLL_DUE, min(soonest - EARLY - now, LONGEST))
-        youngest = max([load.posted for load in self._active] + [self._probing.posted])
+        youngest = max([load.times.posted for load in self._active] + [self._probing.posted])
         return POLL_FAST if now - youngest < FAST_FOR else POLL_SLOW
 
     def _take(self, message: PeerChanged | Load | GiveUp | Evict) -> None:
@@ -254,7 +242,7 @@ class PullThread:
             self._refuse(load, remote)
             return
         try:
-            if load.plan is None:
+            if load.pieces.plan is None:
                 traits = traits_of(self._backend, self._lanes.now)
                 apply_plan(load, remote.plan, traits, piece_bytes=self._piece_bytes)
             if load.fault is not None and load.fault.when == "layers":
@@ -267,16 +255,17 @@ class PullThread:
         else:
             self._due.append(load)
 
-    def _acquire(self, load: Load, *, post: bool) -> bool:
-        """Whether a waiting load is still ours to post or to end: the watcher may have ended it."""
-        with self._admission.lock:
+    def _acquire_to_post(self, load: Load) -> bool:
+        """Whether a waiting load is still ours to post: the watcher may have ended it."""
+        with self._admission.lock:  # the watcher sees it wait or active, never neither
             mine = self._admission.acquire(load)
-            if mine and post:
+            if mine:
                 self._active.append(load)
         return mine
 
     def _refuse(self, load: Load, cause: Cause) -> None:
-        if self._acquire(load, post=False):
+        """End a waiting load, if it is still ours to end."""
+        if self._admission.acquire(load):
             self._end(load, cause)
 
     def _post_next(self) -> None:
@@ -287,9 +276,9 @@ class PullThread:
         if why := load.dropped or overdue(load, "posted"):
             self._refuse(load, why)
             return
-        if not self._acquire(load, post=True):
+        if not self._acquire_to_post(load):
             return
-        for slice_ in load.slices[load.pieces_done :]:
+        for slice_ in load.pieces.left:
             slice_.transfers = []
         try:
             lane = self._lanes.open(self._peer)
@@ -338,7 +327,7 @@ class PullThread:
 
     def _give_up(self, load: Load, cause: Cause) -> None:
         """End a posted load as a miss; where bytes may be on the way, after the lane is gone."""
-        if load.transfers:
+        if load.pieces.transfers:
             self._drop_lane([load], cause)
         else:
             self._active.remove(load)

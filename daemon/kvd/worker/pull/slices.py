@@ -23,14 +23,14 @@ def apply_plan(load: Load, plan: Plan, traits: Traits, *, piece_bytes: int) -> N
     Raises `TopologyError` where the blocks of the first slice do not fit.
     """
     began = time.monotonic()
-    order = load.order
-    load.local, load.remote = block_lists(order.groups), order.prefill.block_lists()
-    ends = cut(plan, load.local, tokens=order.tokens, least=max(piece_bytes, traits.least_piece))
-    load.slices = [Slice(begin, end) for begin, end in zip((0, *ends), ends, strict=False)]
-    _compiled(load, load.slices[0], plan, traits)
-    load.plan = plan
-    load.planned_at = time.monotonic()
-    load.planned = load.planned_at - began
+    order, pieces, times = load.order, load.pieces, load.times
+    pieces.local, pieces.remote = block_lists(order.groups), order.prefill.block_lists()
+    ends = cut(plan, pieces.local, tokens=order.tokens, least=max(piece_bytes, traits.least_piece))
+    pieces.all = [Slice(begin, end) for begin, end in zip((0, *ends), ends, strict=False)]
+    _compiled(load, pieces.all[0], plan, traits)
+    pieces.plan = plan
+    times.planned = time.monotonic()
+    times.planning_seconds = times.planned - began
 
 
 def post(load: Load, lane: Lane, plan: Plan, traits: Traits) -> None:
@@ -41,29 +41,29 @@ def post(load: Load, lane: Lane, plan: Plan, traits: Traits) -> None:
     Raises `BackendError`, and `TopologyError` where the blocks of a slice do not fit; what was posted before that
     stands in the slices' ``transfers``.
     """
-    load.posting = time.monotonic()
-    for slice_ in load.slices[load.pieces_done :]:
+    load.times.posting = time.monotonic()
+    for slice_ in load.pieces.left:
         for index, copies in _compiled(load, slice_, plan, traits).items():
             begun = time.monotonic()
             for transfer in submitted(lane, str(plan.remote_ranks[index]), copies):
                 slice_.transfers.append(transfer)
-                load.prepared += max(0.0, transfer.posted - begun)
+                load.times.preparing_seconds += max(0.0, transfer.posted - begun)
                 begun = time.monotonic()
-    load.posted = time.monotonic()
+    load.times.posted = time.monotonic()
 
 
 def _compiled(load: Load, slice_: Slice, plan: Plan, traits: Traits) -> dict[int, Copies]:
     """What a slice copies, with a selection where the backend is good at it; kept, so a new lane costs no plan."""
     if slice_.copies is None:
-        tokens, blocks = load.order.tokens, load.local
-        if len(load.slices) > 1:
+        tokens, blocks, remote = load.order.tokens, load.pieces.local, load.pieces.remote
+        if len(load.pieces.all) > 1:
             blocks = piece(plan, blocks, begin=slice_.begin, end=slice_.end, tokens=tokens)
         if traits.block_lists:
-            slice_.copies = compile_blocks(plan, blocks, load.remote, tokens=tokens)
+            slice_.copies = compile_blocks(plan, blocks, remote, tokens=tokens)
         elif traits.strided_lists:
-            slice_.copies = compile_request(plan, blocks, load.remote, tokens=tokens)
+            slice_.copies = compile_request(plan, blocks, remote, tokens=tokens)
         else:
-            found = compile_plan(plan, blocks, load.remote, tokens=tokens)
+            found = compile_plan(plan, blocks, remote, tokens=tokens)
             slice_.copies = {index: Copies(descriptors) for index, descriptors in found.items()}
     return slice_.copies
 
@@ -74,7 +74,7 @@ def look(load: Load, lane: Lane) -> tuple[State, str]:
     Counts the slices that came. What comes after the deadline may not be used: its lease may have ended.
     """
     waiting, failed = False, ""
-    for slice_ in load.slices[load.pieces_done :]:
+    for slice_ in load.pieces.left:
         for transfer in slice_.transfers:
             state = state_of(transfer, lane)
             if state is State.FAILED:
@@ -83,7 +83,7 @@ def look(load: Load, lane: Lane) -> tuple[State, str]:
         if failed:
             return State.FAILED, failed
         if not waiting and time.monotonic() <= load.deadline:
-            load.pieces_done += 1
+            load.pieces.done += 1
     return (State.PENDING if waiting else State.DONE), ""
 
 
@@ -101,17 +101,17 @@ def hold_back(
 
     Raises `TopologyError` where the blocks do not fit.
     """
-    missing, order = fault.withheld(local), load.order
-    if not missing and len(load.slices) > 1:
-        kept = load.slices[: len(load.slices) // 2]
-        load.slices = [*kept, Slice(kept[-1].end, order.tokens, {})]
+    missing, order, pieces = fault.withheld(local), load.order, load.pieces
+    if not missing and len(pieces.all) > 1:
+        kept = pieces.all[: len(pieces.all) // 2]
+        pieces.all = [*kept, Slice(kept[-1].end, order.tokens, {})]
         return
     rest = Slice(order.computed, order.tokens, {})
     if not missing:
         halves = {
-            source: Copies(_first_half(copies)) for source, copies in (load.slices[0].copies or {}).items()
+            source: Copies(_first_half(copies)) for source, copies in (pieces.all[0].copies or {}).items()
         }
-        load.slices = [Slice(0, order.computed, halves), rest]
+        pieces.all = [Slice(0, order.computed, halves), rest]
         return
     blocks, theirs = block_lists(order.groups), order.prefill.block_lists()
     parts: dict[int, list[Descriptors]] = {}
@@ -119,7 +119,7 @@ def hold_back(
         if layer not in missing:
             for source, rows in compile_plan(plan, blocks, theirs, tokens=order.tokens).items():
                 parts.setdefault(source, []).append(rows)
-    load.slices = [
+    pieces.all = [
         Slice(0, order.computed, {source: Copies(concatenate(rows)) for source, rows in parts.items()}),
         rest,
     ]

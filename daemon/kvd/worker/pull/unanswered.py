@@ -58,7 +58,7 @@ class Unanswered:
         One of which no piece came is a miss whatever the answer is: nothing of it can be used.
         """
         with self._lock:
-            if load.claim is not Standing.OPEN or (load.cause and not load.pieces_done):
+            if load.claim.standing is not Standing.OPEN or (load.cause and not load.pieces.done):
                 self._readers.pop(load.order.reader, None)
                 return False
             self._ended[id(load)] = report
@@ -66,15 +66,15 @@ class Unanswered:
 
     def confirm(self, load: Load, seconds: float) -> None:
         """Its claim was confirmed: what came within ``seconds`` of its order may be used. The first answer counts."""
-        until = load.received + seconds
+        until = load.times.received + seconds
         with self._lock:
             # Whoever went by the deadline of before did so before now, so within the lease unless that is over.
-            if until < time.monotonic() and not 0 < load.ended <= until:
+            if until < time.monotonic() and not 0 < load.times.ended <= until:
                 late = f"the lease on its blocks ended {seconds:.1f} s after the load was ordered"
                 ended = Cause(f"{late}, and it was not complete", "LEASE_ENDED")
-                answered = load.claim is Standing.OPEN and load.stands(Standing.REFUSED, ended)
+                answered = load.claim.standing is Standing.OPEN and load.claim.stands(Standing.REFUSED, ended)
             else:
-                answered = load.stands(Standing.CONFIRMED)
+                answered = load.claim.stands(Standing.CONFIRMED)
             if not answered:
                 return
             load.deadline = min(load.deadline, until)
@@ -84,7 +84,7 @@ class Unanswered:
     def refuse(self, load: Load, cause: Cause) -> None:
         """Its claim was refused: it is a miss of which nothing may be used, once nothing of it can land any more."""
         with self._lock:
-            load.stands(Standing.REFUSED, cause)
+            load.claim.stands(Standing.REFUSED, cause)
             load.drop(cause)  # so that it is not posted, if it was not
             load.deadline = min(load.deadline, time.monotonic() + REFUSED_SECONDS)
             report = self._release(load)
@@ -93,14 +93,14 @@ class Unanswered:
     def give_up(self, load: Load) -> bool:
         """Nobody will use it, so no answer is waited for. Whether it had ended, and was reported now."""
         with self._lock:
-            load.stands(Standing.FORGONE)
+            load.claim.stands(Standing.FORGONE)
             report = self._release(load)
         report()
         return report is not _nothing
 
     def _confirm_told(self, load: Load, seconds: float) -> None:
         left = seconds - load.order.asked_before
-        if load.received + left > time.monotonic():  # else the scheduler says what is to become of it
+        if load.times.received + left > time.monotonic():  # else the scheduler says what is to become of it
             self.confirm(load, left)
 
     def _release(self, load: Load) -> Callable[[], None]:

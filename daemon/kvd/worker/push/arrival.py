@@ -180,7 +180,7 @@ class Arrival:
     def end_read(self, read: Load) -> None:
         """A read of this side has ended."""
         self.reading.discard(read)
-        self.backend = next((t.backend for t in read.transfers if t.backend), "")
+        self.backend = next((t.backend for t in read.pieces.transfers if t.backend), "")
 
     def struck(self, geometry: WorkerGeometry) -> Cause | None:
         """Why it is to be given up now, where its load is to miss on an operator's order."""
@@ -244,14 +244,14 @@ def record_arrival(arrival: Arrival, record: TransferRecord) -> TransferRecord:
 
 def _stages(arrival: Arrival) -> dict[str, float]:
     """Seconds in each stage, one after the other; of a miss the last one lasts until its end."""
-    load = arrival.load
-    announced = arrival.announced or load.ended
-    taken = max(announced, arrival.taken or load.ended)
-    first = max(taken, arrival.first or load.ended)
-    last = max(first, load.ended if arrival.left else arrival.last)
+    load, ended = arrival.load, arrival.load.times.ended
+    announced = arrival.announced or ended
+    taken = max(announced, arrival.taken or ended)
+    first = max(taken, arrival.first or ended)
+    last = max(first, ended if arrival.left else arrival.last)
     return {
-        "queued": max(0.0, load.received - load.order.claimed),
-        "handshake": load.handshake + load.order.handshake_seconds,
+        "queued": max(0.0, load.times.received - load.order.claimed),
+        "handshake": load.times.handshake_seconds + load.order.handshake_seconds,
         "announce": taken - announced,
         "wait": first - taken,
         "wire": last - first,

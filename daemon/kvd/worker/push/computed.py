@@ -163,12 +163,22 @@ class Outgoing:
     def saved(self, layer: str) -> None:
         """The step computed this layer's KV."""
         self._noted.add(layer)
-        _wake(self._note((layer,)), urgent=False)
+        ready = self._record_event()
+        with self._lock:
+            self._note((layer,), ready)
+            wakes = self._wakes(self._now)
+        _wake(wakes, urgent=False)
 
     def stepped(self, layers: Iterable[str]) -> None:
         """The step has run: all its layers hold KV, also those without a hook."""
         left = tuple(layer for layer in layers if layer not in self._noted)
-        wakes = self._note(left, whole=True)
+        ready = self._record_event() if left else None
+        with self._lock:
+            self._note(left, ready)
+            for transfer in self._running():
+                transfer.more = transfer.step.reached < transfer.step.total
+                transfer.changed()
+            wakes = self._wakes(self._now)
         self._now = ()
         _wake(wakes)
 
@@ -296,7 +306,7 @@ class Outgoing:
                 owed.settled.add(rank)
                 self._rest(transfer_id)
 
-    def gone(self, transfer_id: str, decoder: str) -> None:
+    def decoder_gone(self, transfer_id: str, decoder: str) -> None:
         """A decoder is no more: none of its workers will ask."""
         with self._lock:
             if owed := self._owed.get(transfer_id, {}).get(decoder):
@@ -359,18 +369,15 @@ class Outgoing:
         for name in [name for name, (_, since) in self._over.items() if now > since + REMEMBERED]:
             del self._over[name]
 
-    def _note(self, layers: tuple[str, ...], *, whole: bool = False) -> list[Wake]:
-        """Who is to look at it. ``whole``: the step has run. Takes the lock itself."""
-        ready = self._record_event() if layers else None
-        with self._lock:
-            for name in self._now:
-                if transfer := self._transfers.get(name):
-                    for layer in layers:
-                        self._add(transfer, Milestone(layer, transfer.step.reached, ready))
-                    if whole:
-                        transfer.more = transfer.step.reached < transfer.step.total
-                        transfer.changed()
-            return self._wakes(self._now)
+    def _running(self) -> list[_Transfer]:
+        """What the step computes that is not over."""
+        return [self._transfers[name] for name in self._now if name in self._transfers]
+
+    def _note(self, layers: Iterable[str], ready: StreamEvent | None) -> None:
+        """The step has computed these layers, of all that it computes."""
+        for transfer in self._running():
+            for layer in layers:
+                self._add(transfer, Milestone(layer, transfer.step.reached, ready))
 
     @staticmethod
     def _add(transfer: _Transfer, milestone: Milestone) -> None:

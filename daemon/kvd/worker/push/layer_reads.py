@@ -15,7 +15,7 @@ from kvd.topology.descriptors import Descriptors, concatenate
 from kvd.topology.push import LayerPush, compile_chunk, sendable
 from kvd.topology.transfer_topology import RemoteEngine
 from kvd.wire.push import LayersThere, PushProgress
-from kvd.worker.load import Load, Slice
+from kvd.worker.load import Load, LoadPieces, LoadTimes, Slice
 from kvd.worker.orders import block_lists
 from kvd.worker.push.arrival import Arrival, Part
 from kvd.worker.push.sent_blocks import received_blocks
@@ -57,10 +57,9 @@ def layer_read(
     position = arrival.plan.remote_ranks.index(source)
     read = Load(
         order=replace(order, groups={}, seconds=0.0),
-        received=now,
+        times=LoadTimes(now),
         deadline=min(arrival.load.deadline, now + seconds),
-        slices=[Slice(0, total, {position: Copies(descriptors)})],
-        plan=arrival.plan,
+        pieces=LoadPieces(arrival.plan, all=[Slice(0, total, {position: Copies(descriptors)})]),
         then=lambda load: ended(load, complete),
     )
     arrival.begin_read(read, reached, len(descriptors))

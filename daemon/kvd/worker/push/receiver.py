@@ -12,8 +12,6 @@ what was stays unreported until the call returns.
 from __future__ import annotations
 
 import math
-import queue
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -29,6 +27,7 @@ from kvd.wire.push import PushProgress
 from kvd.worker.admission import AdmissionQueue
 from kvd.worker.cause import SHUTTING_DOWN, Cause, from_error, refusal_code
 from kvd.worker.context import WorkerContext
+from kvd.worker.inbox_thread import InboxThread, Rounds
 from kvd.worker.load import Load, overdue
 from kvd.worker.orders import block_lists
 from kvd.worker.peers.followed import FollowedPeer, GiveUp, PeerChanged
@@ -44,8 +43,8 @@ log = logger(__name__)
 
 QUIESCE_SECONDS = 2.0
 """How long the sources may take to say that they write no more."""
-SERVE_FAST, SERVE_SLOW, FAST_FOR = 200e-6, 1e-3, 1.0
-"""Seconds between two turns of serving the window: quick while something arrives, slower while nothing does."""
+PROGRESS_FAST, PROGRESS_SLOW, FAST_FOR = 200e-6, 1e-3, 1.0
+"""Seconds between two times of having the window progress: quick while something arrives, slower while nothing does."""
 GENERATION_AGAIN = 0.05
 """Seconds before our own generation is looked for again; kvd names it when all workers are registered."""
 
@@ -71,7 +70,7 @@ class _Read:
 _Word = PeerChanged | Load | PushProgress | GiveUp | Evict | _Answered | _Read
 
 
-class PushThread:
+class ReceiveThread:
     """The thread of what one peer engine pushes.
 
     `on_peer_changed`, `on_progress`, `load`, `give_up` and `stop` only put something into a queue and
@@ -83,7 +82,6 @@ class PushThread:
         self.engine_id = engine_id
         self._context = context
         self._read = read
-        self._inbox: queue.Queue[_Word | None] = queue.Queue()
         self._admission = AdmissionQueue()
         self._peer = FollowedPeer(engine_id, context.topology, lambda remote: remote.plan)
         self._activity = Activity()
@@ -91,29 +89,29 @@ class PushThread:
         self._arrivals = Arrivals(engine_id, context, self._admission, self._windows)
         self._next = math.inf
         self._lively = 0.0
-        self._thread = threading.Thread(target=self._run, name=f"kvd-push-{engine_id[:12]}", daemon=True)
-        self._thread.start()
+        rounds = Rounds(self._pause, self._take, self._turn, self._end_all, self._finish)
+        self._thread = InboxThread(f"kvd-push-{engine_id[:12]}", f"what {engine_id} pushes", rounds)
 
     def on_peer_changed(self) -> None:
         """Another generation of the peer is registered, or none; loads from the one before are misses."""
-        self._inbox.put(PeerChanged())
+        self._thread.put(PeerChanged())
 
     def begin(self, load: Load) -> None:
         """Have one request's KV pushed."""
-        if not self._admission.put(load, self._inbox.put):
+        if not self._admission.put(load, self._thread.put):
             self._context.ends.refuse(load, SHUTTING_DOWN)
 
     def on_progress(self, progress: PushProgress) -> None:
         """A prefilling worker's word. One about a transfer that is not on its way is no error."""
-        self._inbox.put(progress)
+        self._thread.put(progress)
 
     def give_up(self, load: Load) -> None:
         """Make a load that was given here a miss, for the reason that it names as ``dropped``, if it has not ended."""
-        self._inbox.put(GiveUp(load))
+        self._thread.put(GiveUp(load))
 
     def evict(self, order: Evict) -> None:
         """Close the window and what could not be closed before; the next load opens another one."""
-        self._inbox.put(order)
+        self._thread.put(order)
 
     def held(self) -> list[HeldPeer]:
         """The windows that the peer may write into, as they are just now; called on any thread."""
@@ -124,12 +122,11 @@ class PushThread:
     def stop(self) -> None:
         """Give up whatever is on the way, close the window, end the thread: begin all that."""
         self._admission.stop()
-        self._inbox.put(None)
+        self._thread.stop()
 
     def join(self, timeout: float) -> bool:
         """Wait for the end after `stop`. False where the peer may still write."""
-        self._thread.join(max(0.0, timeout))
-        return not self._thread.is_alive() and not self._windows.unclosed
+        return self._thread.join(timeout) and not self._windows.unclosed
 
     # --- the watcher's thread ---
 
@@ -146,25 +143,17 @@ class PushThread:
         why = f"the thread of what peer {self.engine_id} pushes is busy {self._activity.now or 'with other loads'}"
         for load in self._admission.acquire_all() if stuck else self._admission.acquire_late(now):
             self._decline(load)
-            late = f"not announced within its {load.deadline - load.received:.1f} s: {why}"
+            late = f"not announced within its {load.seconds:.1f} s: {why}"
             self._context.ends.refuse(load, Cause(late, "TOO_LATE"))
         looks = [max(a.load.deadline + patience, a.load.complain_at) for a in held]
         return min([*self._admission.deadlines, *looks], default=math.inf)
 
     # --- the thread ---
 
-    def _run(self) -> None:
-        open_ = True
-        while open_:
-            try:
-                open_ = self._turn()
-            except Exception as error:  # the thread must outlive any single load
-                log.exception("what %s pushes: unexpected error", self.engine_id)
-                self._next = 0.0
-                self._arrivals.end_all(from_error(error, "unexpected error among the arrivals"))
+    def _finish(self) -> None:
         self._arrivals.end_all(SHUTTING_DOWN)
         while self._arrivals:  # reads of our own that are still under way; the lanes end them
-            word = self._inbox.get()
+            word = self._thread.next_word()
             if isinstance(word, _Read):
                 word.arrival.reading.discard(word.load)
                 self._arrivals.end_settled()
@@ -172,19 +161,14 @@ class PushThread:
         for load in self._admission.acquire_all():
             self._context.ends.refuse(load, SHUTTING_DOWN)
 
-    def _turn(self) -> bool:
-        heard = False
-        try:
-            word = self._inbox.get(timeout=self._pause(time.monotonic()))
-            while word is not None:
-                heard = True
-                self._take(word)
-                word = self._inbox.get_nowait()
-            return False
-        except queue.Empty:
-            pass
+    def _end_all(self, error: Exception) -> None:
+        """A round failed, whatever of it was done."""
+        self._next = 0.0
+        self._arrivals.end_all(from_error(error, "unexpected error among the arrivals"))
+
+    def _turn(self) -> None:
         now = time.monotonic()
-        if heard or now >= self._next:
+        if now >= self._next:
             for arrival in self._arrivals.all:
                 if self._arrivals.has(arrival):
                     self._look(arrival, now)
@@ -193,12 +177,12 @@ class PushThread:
             self._next = min(dues, default=math.inf)
         if self._arrivals:
             self._windows.progress()
-        return True
 
-    def _pause(self, now: float) -> float | None:
+    def _pause(self) -> float | None:
+        now = time.monotonic()
         pause = max(0.0, self._next - now)
         if self._arrivals and self._windows.possible:
-            pause = min(pause, SERVE_FAST if now - self._lively < FAST_FOR else SERVE_SLOW)
+            pause = min(pause, PROGRESS_FAST if now - self._lively < FAST_FOR else PROGRESS_SLOW)
         return pause if math.isfinite(pause) else None
 
     def _due(self, arrival: Arrival) -> float:
@@ -208,6 +192,7 @@ class PushThread:
         return arrival.withdrawn + QUIESCE_SECONDS if self._windows.possible else math.inf
 
     def _take(self, word: _Word) -> None:
+        self._next = 0.0
         if isinstance(word, PushProgress):
             self._progress(word)
         elif isinstance(word, Load):
@@ -255,8 +240,8 @@ class PushThread:
         else:
             began = time.monotonic()
             try:
-                load.local = block_lists(order.groups)
-                expected = expect(remote.plan, load.local, order.tokens)
+                load.pieces.local = block_lists(order.groups)
+                expected = expect(remote.plan, load.pieces.local, order.tokens)
             except Exception as error:
                 if not isinstance(error, TopologyError):
                     log.exception("plan for the load of %s", order.request_id)
@@ -314,7 +299,7 @@ class PushThread:
         self._lively = now
         attempt = arrival.key.attempt
         asked = announce(session, arrival, generation, self._windows.metadata, left)
-        asked.add_done_callback(lambda future: self._inbox.put(_Answered(arrival, attempt, future)))
+        asked.add_done_callback(lambda future: self._thread.put(_Answered(arrival, attempt, future)))
 
     def _answered(self, word: _Answered) -> None:
         arrival = word.arrival
@@ -359,7 +344,7 @@ class PushThread:
 
     def _fetch(self, arrival: Arrival, progress: PushProgress) -> None:
         def ended(load: Load, complete: tuple[Part, ...]) -> None:
-            self._inbox.put(_Read(arrival, load, complete))
+            self._thread.put(_Read(arrival, load, complete))
 
         remote = self._peer.remote
         if remote is None:

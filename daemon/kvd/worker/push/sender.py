@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import functools
 import math
-import queue
-import threading
 import time
 from concurrent.futures import Future
 
@@ -29,6 +27,7 @@ from kvd.wire.handshake import GetPeer
 from kvd.wire.push import PushAnnounce, PushDone, PushKey, PushWithdraw
 from kvd.worker.cause import Cause, from_error
 from kvd.worker.context import WorkerContext
+from kvd.worker.inbox_thread import InboxThread, Rounds
 from kvd.worker.peers.followed import FollowedPeer, PeerChanged
 from kvd.worker.peers.handshake import ask_for_peer
 from kvd.worker.peers.held import Evict
@@ -37,13 +36,13 @@ from kvd.worker.push.looks import FAST_FOR, PACE, POLL, POLL_SLOW, Looks
 from kvd.worker.push.send_step import advance, evict, poll, quiesce
 from kvd.worker.push.target import (
     KEEP,
+    Acknowledged,
     DecoderAnswered,
-    Heard,
     Name,
     PushTarget,
     TargetPhase,
     forgettable,
-    note_heard,
+    note_acknowledged,
     nothing,
     of_another_host,
     progress,
@@ -60,7 +59,7 @@ TIDY = 1.0
 HANDSHAKE_SECONDS, LEAST_KEPT = 10.0, 5.0
 """Seconds for a decoder's card to come, and for which a message to a decoder is repeated at least."""
 
-_Inbox = PushAnnounce | PushWithdraw | PushDone | Heard | DecoderAnswered | PeerChanged | Evict
+_Word = PushAnnounce | PushWithdraw | PushDone | Acknowledged | DecoderAnswered | PeerChanged | Evict
 
 
 class Sender:
@@ -77,7 +76,6 @@ class Sender:
         self._context = context
         self._outgoing = outgoing
         self._stager = stager
-        self._inbox: queue.Queue[_Inbox | None] = queue.Queue()
         self._looks = Looks()
         self._targets: dict[Name, PushTarget] = {}
         self._live: list[PushTarget] = []  # those for which there is something left to do
@@ -86,8 +84,11 @@ class Sender:
         self._asked: str | None = None
         self._lanes = WriteLanes(decoder, context.backend, context.settings.backend)
         self._behind = self._more = False
-        self._thread = threading.Thread(target=self._run, name=f"kvd-send-{decoder[:12]}", daemon=True)
-        self._thread.start()
+        # A cause that stays must not spin.
+        rounds = Rounds(self._pause, self._take, self._turn, lambda _: time.sleep(POLL_SLOW), self._finish)
+        self._thread = InboxThread(
+            f"kvd-send-{decoder[:12]}", f"pushing to {decoder}", rounds, bell=self._looks
+        )
 
     def wake(self, *, urgent: bool) -> None:
         """More is computed; where that is not ``urgent`` it may wait for what is computed next."""
@@ -95,15 +96,15 @@ class Sender:
 
     def take(self, message: PushAnnounce | PushWithdraw | PushDone) -> None:
         """A message of the decoder's."""
-        self._put(message)
+        self._thread.put(message)
 
     def on_peer_changed(self) -> None:
         """Another generation of the decoder is registered, or none."""
-        self._put(PeerChanged())
+        self._thread.put(PeerChanged())
 
     def evict(self, order: Evict) -> None:
         """Close the lanes; the next post makes another one."""
-        self._put(order)
+        self._thread.put(order)
 
     def held(self) -> list[HeldPeer]:
         """What the thread holds of the decoder, as it is just now; called on any thread."""
@@ -112,57 +113,28 @@ class Sender:
     @property
     def idle(self) -> bool:
         """Whether nothing is owed, remembered, waited for or under way; so it stays until a message is put in."""
-        return (
-            not self._inbox.unfinished_tasks
-            and self._asked is None
-            and not self._targets
-            and self._lanes.clean
-        )
+        return self._thread.idle and self._asked is None and not self._targets and self._lanes.clean
 
     def stop(self) -> None:
         """Give up whatever is under way and end the thread: begin that."""
-        self._put(None)
+        self._thread.stop()
 
     def join(self, timeout: float) -> bool:
         """Wait for the end after `stop`. False where the backend may still be at work."""
-        self._thread.join(max(0.0, timeout))
-        return not self._thread.is_alive() and self._lanes.clean
-
-    def _put(self, item: _Inbox | None) -> None:
-        self._inbox.put(item)
-        self._looks.ring(urgent=True)
+        return self._thread.join(timeout) and self._lanes.clean
 
     # --- the thread ---
 
-    def _run(self) -> None:
-        open_ = True
-        while open_:
-            self._looks.wait(self._pause())
-            try:
-                open_ = self._turn()
-            except Exception:  # the thread must outlive any single message
-                log.exception("pushing to %s: unexpected error", self.decoder)
-                time.sleep(POLL_SLOW)  # a cause that stays must not spin
+    def _finish(self) -> None:
         self._lanes.leave()
         self._lanes.sweep((), math.inf)
 
-    def _turn(self) -> bool:
-        while True:
-            try:
-                item = self._inbox.get_nowait()
-            except queue.Empty:
-                break
-            if item is None:
-                return False
-            try:
-                self._handle(item)
-            finally:
-                self._inbox.task_done()
+    def _turn(self) -> None:
         now = time.monotonic()
         self._behind = self._more = False
         for target in self._open():
             try:
-                self._serve(target, now)
+                self._progress(target, now)
             except Exception as error:  # it must not take the others with it
                 log.exception("push of %s to %s", target.key.transfer_id, self.decoder)
                 self._lanes.leave()
@@ -177,9 +149,8 @@ class Sender:
         if now > self._tidied + TIDY:
             self._tidied = now
             self._forget(now)
-        return True
 
-    def _serve(self, target: PushTarget, now: float) -> None:
+    def _progress(self, target: PushTarget, now: float) -> None:
         poll(target, self._outgoing, self._lanes)
         if target.phase is TargetPhase.SENDING:
             computed = self._outgoing.computed(target.key.transfer_id)
@@ -209,7 +180,7 @@ class Sender:
 
     # --- what comes in ---
 
-    def _handle(self, item: _Inbox) -> None:
+    def _take(self, item: _Word) -> None:
         if isinstance(item, PushAnnounce | PushWithdraw | PushDone) and of_another_host(
             item.key, self._targets
         ):
@@ -229,8 +200,8 @@ class Sender:
                 self._follow()
             case DecoderAnswered():
                 self._answered(item)
-            case Heard():
-                note_heard(item)
+            case Acknowledged():
+                note_acknowledged(item)
             case Evict():
                 evict(item, self._open(), self._lanes)
 
@@ -313,7 +284,7 @@ class Sender:
         def answered(found: ToldCard | Cause) -> None:
             if not isinstance(found, Cause):
                 self._context.register(found)
-            self._put(DecoderAnswered(generation, found if isinstance(found, Cause) else None))
+            self._thread.put(DecoderAnswered(generation, found if isinstance(found, Cause) else None))
 
         question = GetPeer(
             local_engine=self._context.engine_id,
@@ -367,7 +338,7 @@ class Sender:
         self._lanes.leave()
         for name, target in list(self._targets.items()):
             if target.announce.generations[1] in ("", generation):
-                self._outgoing.gone(name[0], self.decoder)
+                self._outgoing.decoder_gone(name[0], self.decoder)
                 del self._targets[name]
         self._live = [t for t in self._live if (t.key.transfer_id, t.key.rank) in self._targets]
 
@@ -379,7 +350,7 @@ class Sender:
 
     def _tell(self, target: PushTarget) -> None:
         target.news = False
-        key, layers = target.key, dict(target.unheard)
+        key, layers = target.key, dict(target.unacknowledged)
         future = self._context.session().deliver(
             f"push {key.transfer_id} {key.decoder} {key.rank} {key.attempt}",
             progress(target, self._context.rank),
@@ -391,9 +362,9 @@ class Sender:
         """On the session's thread."""
         error = done.exception()
         if error is None:
-            self._put(Heard(target, layers, nobody=False))
+            self._thread.put(Acknowledged(target, layers, nobody=False))
         elif isinstance(error, RefusedByDaemon):
-            self._put(Heard(target, {}, nobody=True))
+            self._thread.put(Acknowledged(target, {}, nobody=True))
 
     def _forget(self, now: float) -> None:
         for name in forgettable(self._targets, now):

@@ -51,7 +51,7 @@ class Post:
 
 
 class TargetPhase(enum.IntEnum):
-    """How far a target is from its end. It only goes forward, by `PushTarget.close`, `settle` and `release`."""
+    """How far a target is from its end. `AFTER` says what may come next; it only goes forward."""
 
     SENDING = 0
     """What is computed is posted."""
@@ -63,16 +63,25 @@ class TargetPhase(enum.IntEnum):
     """Its blocks are not needed."""
 
 
+AFTER: Mapping[TargetPhase, frozenset[TargetPhase]] = {
+    TargetPhase.SENDING: frozenset({TargetPhase.CLOSING, TargetPhase.SETTLED}),
+    TargetPhase.CLOSING: frozenset({TargetPhase.SETTLED}),
+    TargetPhase.SETTLED: frozenset({TargetPhase.RELEASED}),
+    TargetPhase.RELEASED: frozenset(),
+}
+"""The phases that may follow each. At once to settled goes what is written, or what the decoder needs no more of."""
+
+
 @dataclass(slots=True, eq=False)
 class PushTarget:
     """One announcement with what became of it.
 
     ``posted`` and ``sent`` are tokens by layer, under way and certainly written (or, where the decoder reads by itself,
-    told of). ``unheard`` are those of which the decoder has not confirmed to know. ``since`` is when it was closed, or
-    settled, in time.monotonic() seconds; ``cause`` is why it failed. ``withdrawn``: the decoder wants no more of it.
-    ``dirty``: bytes may land as long as its window is open. ``source`` are the prefiller's blocks as they were posted
-    last, by its groups. ``looked`` is what was computed when nothing of it was left to be posted. ``news``: the decoder
-    is to be told something. ``sums``: its KV is added up. ``opened``: see `blocks`.
+    told of). ``unacknowledged`` are those of which the decoder has not confirmed to know. ``since`` is when it was
+    closed, or settled, in time.monotonic() seconds; ``cause`` is why it failed. ``withdrawn``: the decoder wants no
+    more of it. ``dirty``: bytes may land as long as its window is open. ``source`` are the prefiller's blocks as they
+    were posted last, by its groups. ``looked`` is what was computed when nothing of it was left to be posted. ``news``:
+    the decoder is to be told something. ``sums``: its KV is added up. ``opened``: see `blocks`.
     """
 
     announce: PushAnnounce
@@ -85,7 +94,7 @@ class PushTarget:
     failures: int = 0
     epoch: int | None = None
     source: dict[int, BlockList] = field(default_factory=dict)
-    unheard: dict[str, int] = field(default_factory=dict)
+    unacknowledged: dict[str, int] = field(default_factory=dict)
     news: bool = False
     phase: TargetPhase = TargetPhase.SENDING
     since: float = 0.0
@@ -139,7 +148,8 @@ class PushTarget:
         """Post nothing more of it; with a ``cause`` it has failed, and the decoder hears so once it is settled."""
         if self.phase is not TargetPhase.SENDING:
             return
-        self.phase, self.since, self.cause = TargetPhase.CLOSING, time.monotonic(), cause
+        self._go(TargetPhase.CLOSING)
+        self.since, self.cause = time.monotonic(), cause
         if cause is not None:
             key = self.key
             log.warning("push of %s to %s/%s is given up: %s", key.transfer_id, key.decoder, key.rank, cause)
@@ -152,12 +162,15 @@ class PushTarget:
 
     def settle(self) -> None:
         """Nothing is read for it and nothing will be; whoever waits for that word is told, where it means anything."""
-        self.phase, self.since, self.looked = max(self.phase, TargetPhase.SETTLED), time.monotonic(), None
+        if self.phase < TargetPhase.SETTLED:
+            self._go(TargetPhase.SETTLED)
+        self.since, self.looked = time.monotonic(), None
         self.news = self.news or bool(self.cause) or (self.withdrawn and not self.dirty)
 
     def release(self) -> None:
-        """Its blocks are not needed."""
-        self.phase = TargetPhase.RELEASED
+        """Its blocks are not needed; nothing may be read for it any more."""
+        if self.phase is not TargetPhase.RELEASED:
+            self._go(TargetPhase.RELEASED)
         self.opened = {}
 
     def lose_posts(self) -> None:
@@ -166,9 +179,15 @@ class PushTarget:
         self.posted = dict(self.sent)
         self.looked = None
 
+    def _go(self, phase: TargetPhase) -> None:
+        if phase not in AFTER[self.phase]:
+            is_now, wanted = self.phase.name.lower(), phase.name.lower()
+            raise RuntimeError(f"the push of {self.key.transfer_id} is {is_now} and cannot be {wanted}")
+        self.phase = phase
+
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class Acknowledged:
     """A decoding worker has been told how far these layers are; ``nobody``: it waits for nothing any more."""
 
     target: PushTarget
@@ -184,11 +203,11 @@ class DecoderAnswered:
     cause: Cause | None = None
 
 
-def note_heard(item: Heard) -> None:
+def note_acknowledged(item: Acknowledged) -> None:
     """Take note of what a decoding worker has heard."""
     for name, tokens in item.layers.items():
-        if item.target.unheard.get(name) == tokens:
-            del item.target.unheard[name]
+        if item.target.unacknowledged.get(name) == tokens:
+            del item.target.unacknowledged[name]
     if item.nobody and item.target.phase is TargetPhase.SENDING:
         item.target.withdraw()
 
@@ -239,7 +258,7 @@ def written(target: PushTarget, layers: Mapping[str, int]) -> None:
     target.sent.update(layers)
     for name, end in layers.items():
         if end == target.announce.tokens:
-            target.unheard[name] = end
+            target.unacknowledged[name] = end
             target.news = True
 
 
@@ -247,7 +266,7 @@ def readable(target: PushTarget, computed: Computed, ends: Mapping[str, int]) ->
     """The decoder may read these layers up to these tokens, from the blocks that are the request's now."""
     target.posted.update(ends)
     target.sent.update(ends)
-    target.unheard.update(ends)
+    target.unacknowledged.update(ends)
     target.source = computed.blocks
     target.news = True
 
@@ -255,7 +274,7 @@ def readable(target: PushTarget, computed: Computed, ends: Mapping[str, int]) ->
 def progress(target: PushTarget, source: Rank) -> PushProgress:
     """What the decoder has not heard of yet."""
     by_group: dict[tuple[int, int, int], list[str]] = {}
-    for name, tokens in target.unheard.items():
+    for name, tokens in target.unacknowledged.items():
         push = (target.pushes or {})[name]
         by_group.setdefault((push.group, push.source_group, tokens), []).append(name)
     over = target.phase >= TargetPhase.SETTLED

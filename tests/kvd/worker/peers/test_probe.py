@@ -51,8 +51,8 @@ def load(rig: Rig, seconds: float = 10.0) -> None:
 
 def over(rig: Rig) -> bool:
     """Whether the lane's thread has probed and has nothing left to do."""
-    lane = rig.decoder._peers.lanes["p"]
-    return lane._probing.posted > 0 and not lane._probing.on and not lane._activity.now
+    thread = rig.decoder._peers.pull_threads["p"]
+    return thread._probing.posted > 0 and not thread._probing.on and not thread._activity.now
 
 
 def test_the_null_block_is_read_and_no_other(probing: Rig) -> None:
@@ -92,9 +92,9 @@ def test_nothing_is_read_where_it_is_switched_off(how: str) -> None:
             memory=rig.target,
         )
     script.push(ready(rig.card))
-    eventually(lambda: half._peers.lanes["p"]._lanes.now)
+    eventually(lambda: half._peers.pull_threads["p"]._lanes.now)
     half.close()  # ends the lane's thread, which had all the time it wanted
-    assert half._peers.lanes["p"]._probing.posted == 0
+    assert half._peers.pull_threads["p"]._probing.posted == 0
     assert not rig.target.any()
     rig.close()
 
@@ -106,7 +106,7 @@ def test_a_load_that_waits_already_is_probe_enough(probing: Rig) -> None:
     load(probing)
     go_on.set()
     assert not probing.results().failed
-    assert probing.decoder._peers.lanes["p"]._probing.posted == 0
+    assert probing.decoder._peers.pull_threads["p"]._probing.posted == 0
     assert probing.untouched(0)
 
 
@@ -137,11 +137,11 @@ def test_a_probe_that_fails_on_its_way_takes_its_lane_along(probing: Rig) -> Non
 def test_a_load_does_not_wait_for_a_probe_that_hangs(probing: Rig) -> None:
     probing.faults.hold = {0}
     introduce(probing)
-    eventually(lambda: probing.decoder._peers.lanes["p"]._probing.on)
+    eventually(lambda: probing.decoder._peers.pull_threads["p"]._probing.on)
     load(probing)
     assert not probing.results().failed
     assert probing.gates.opened == 1
-    assert probing.decoder._peers.lanes["p"]._probing.on
+    assert probing.decoder._peers.pull_threads["p"]._probing.on
 
 
 def test_a_probe_past_its_time_loses_its_lane(
@@ -163,11 +163,11 @@ def test_a_probe_past_its_time_does_not_take_the_lane_from_under_a_load(
     monkeypatch.setattr(probes, "PROBE_SECONDS", 0.2)
     probing.faults.hold = {0, 1}
     introduce(probing)
-    eventually(lambda: probing.decoder._peers.lanes["p"]._probing.on)
+    eventually(lambda: probing.decoder._peers.pull_threads["p"]._probing.on)
     load(probing)
-    lane = probing.decoder._peers.lanes["p"]
-    eventually(lambda: lane._active)
-    eventually(lambda: time.monotonic() > lane._probing._deadline)
+    thread = probing.decoder._peers.pull_threads["p"]
+    eventually(lambda: thread._active)
+    eventually(lambda: time.monotonic() > thread._probing._deadline)
     assert probing.gates.closed == 0
     probing.faults.release(1)
     assert not probing.results().failed
@@ -177,11 +177,11 @@ def test_a_probe_past_its_time_does_not_take_the_lane_from_under_a_load(
 def test_a_peer_that_goes_takes_its_probe_along(probing: Rig) -> None:
     probing.faults.hold = {0}
     introduce(probing)
-    lane = probing.decoder._peers.lanes["p"]
-    eventually(lambda: lane._probing.on)
+    thread = probing.decoder._peers.pull_threads["p"]
+    eventually(lambda: thread._probing.on)
     probing.script.push(PeerGone(engine_id="p", generation="gen-1", reason="killed"))
     eventually(lambda: probing.gates.closed)
-    assert not lane._probing.on
+    assert not thread._probing.on
     introduce(probing, "gen-2")
     eventually(lambda: probing.same((0,), (0,)))  # and its next generation is probed in its turn
 
@@ -189,7 +189,7 @@ def test_a_peer_that_goes_takes_its_probe_along(probing: Rig) -> None:
 def test_closing_ends_a_probe_that_hangs(probing: Rig) -> None:
     probing.faults.hold = {0}
     introduce(probing)
-    eventually(lambda: probing.decoder._peers.lanes["p"]._probing.on)
+    eventually(lambda: probing.decoder._peers.pull_threads["p"]._probing.on)
     probing.decoder.close()
     assert probing.gates.closed == 1
     assert probing.backend.closed
@@ -232,13 +232,13 @@ def test_nothing_is_said_of_a_fast_one(
 def test_a_load_ends_the_measuring(measured: Rig) -> None:
     measured.faults.hold = {1}  # the first read that is measured
     introduce(measured)
-    lane = measured.decoder._peers.lanes["p"]
-    eventually(lambda: lane._probing._now)
+    thread = measured.decoder._peers.pull_threads["p"]
+    eventually(lambda: thread._probing._now)
     measured.faults.hold.add(2)  # the load
     load(measured)
-    eventually(lambda: lane._active)
+    eventually(lambda: thread._active)
     measured.faults.release(1)
-    eventually(lambda: not lane._probing.on)
+    eventually(lambda: not thread._probing.on)
     measured.faults.release(2)
     assert not measured.results().failed
     assert next(measured.backend._inner.submits) == 3

@@ -241,7 +241,7 @@ def test_what_comes_after_the_deadline_is_nothing_to_rely_on(rig: Rig) -> None:
 def test_metadata_that_the_backend_does_not_take_is_not_tried_three_times(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    eventually(lambda: rig.decoder._peers.lanes["p"]._lanes.now)
+    eventually(lambda: rig.decoder._peers.pull_threads["p"]._lanes.now)
     tried = []
 
     def stale(*_: object) -> None:
@@ -287,7 +287,7 @@ def test_none_whose_window_the_prefiller_let_go(two_groups: Rig) -> None:
 def test_none_of_a_peer_that_is_gone(two_groups: Rig) -> None:
     two_groups.faults.hold = {3}
     two_groups.start(windowed(15, 1, seconds=60.0))
-    eventually(lambda: any(load.pieces_done for load in two_groups.decoder._begun.values()))
+    eventually(lambda: any(load.pieces.done for load in two_groups.decoder._begun.values()))
     two_groups.script.push(PeerGone(engine_id="p", generation="gen-1", reason="killed"))
     two_groups.results()
     outcomes = two_groups.decoder.outcomes()

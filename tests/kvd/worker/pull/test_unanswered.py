@@ -11,7 +11,7 @@ import pytest
 
 from kvd.wire.lease import LeaseConfirmed
 from kvd.worker.cause import Cause, code_of
-from kvd.worker.load import Load, Standing
+from kvd.worker.load import Load, LoadClaim, LoadTimes, Standing
 from kvd.worker.orders import ClaimAnswer, Fault, LoadOrder, StepOrders
 from kvd.worker.pull import unanswered
 from kvd.worker.pull.unanswered import Unanswered
@@ -34,6 +34,10 @@ def rig() -> Iterator[Rig]:
 
 def beside(**changes: object) -> LoadOrder:
     return replace(order(prefill(((5, 6),)), (2, 9)), unanswered=True, **changes)  # type: ignore[arg-type]
+
+
+def open_load(received: float, deadline: float) -> Load:
+    return Load(beside(), LoadTimes(received), deadline, LoadClaim(Standing.OPEN))
 
 
 def ended(rig: Rig) -> None:
@@ -99,7 +103,7 @@ def test_a_read_of_a_refused_claim_that_does_not_end_loses_its_lane(
     monkeypatch.setattr(unanswered, "REFUSED_SECONDS", 0.05)
     rig.faults.hold = set(range(9))
     rig.start(beside())
-    eventually(lambda: rig.decoder._begun["d-1"].posted)
+    eventually(lambda: rig.decoder._begun["d-1"].times.posted)
     answered(rig, ClaimAnswer("d-1", 0.0, REFUSED))
     assert rig.results().failed == {"d-1"}
     assert rig.gates.closed == 1
@@ -128,9 +132,9 @@ def test_a_read_that_goes_on_has_no_more_time_than_the_confirmed_lease(rig: Rig)
     rig.faults.hold = set(range(9))
     rig.start(beside(seconds=LONG))
     load = rig.decoder._begun["d-1"]
-    eventually(lambda: load.posted)
-    answered(rig, ClaimAnswer("d-1", time.monotonic() - load.received + 0.2))
-    assert load.deadline < load.received + LONG
+    eventually(lambda: load.times.posted)
+    answered(rig, ClaimAnswer("d-1", time.monotonic() - load.times.received + 0.2))
+    assert load.deadline < load.times.received + LONG
     assert rig.results().failed == {"d-1"}
     assert rig.causes()["d-1"].startswith("not complete within")
 
@@ -138,32 +142,32 @@ def test_a_read_that_goes_on_has_no_more_time_than_the_confirmed_lease(rig: Rig)
 def test_an_end_that_its_thread_saw_before_the_deadline_did_is_a_miss() -> None:
     """The thread looked at its deadline, the answer brought an earlier one, and only then did the load end."""
     now = time.monotonic()
-    waiting, load = Unanswered(), Load(beside(), received=now - 2.0, deadline=now + LONG, claim=Standing.OPEN)
+    waiting, load = Unanswered(), open_load(now - 2.0, now + LONG)
     waiting.confirm(load, 1.0)
     load.end(None)
     assert not waiting.keeps(load, lambda: None)
-    assert code_of(load.refused) == "LEASE_ENDED"
+    assert code_of(load.claim.refused) == "LEASE_ENDED"
 
 
 def test_a_load_that_ended_before_the_lease_did_is_good_however_late_that_is_heard() -> None:
     now = time.monotonic()
-    waiting, load = Unanswered(), Load(beside(), received=now - 2.0, deadline=now + LONG, claim=Standing.OPEN)
-    load.ended = now - 1.5
+    waiting, load = Unanswered(), open_load(now - 2.0, now + LONG)
+    load.times.ended = now - 1.5
     reported: list[Load] = []
     assert waiting.keeps(load, lambda: reported.append(load))
     waiting.confirm(load, 1.0)
     assert reported == [load]
-    assert not load.refused
+    assert not load.claim.refused
 
 
 def test_a_miss_at_the_deadline_keeps_its_pieces_where_the_claim_was_confirmed() -> None:
     """Its end is behind its deadline, as that of every load that was too late; its pieces are not."""
     now = time.monotonic()
-    waiting, load = Unanswered(), Load(beside(), received=now, deadline=now + LONG, claim=Standing.OPEN)
+    waiting, load = Unanswered(), open_load(now, now + LONG)
     waiting.confirm(load, 20.0)
-    load.ended, load.cause, load.pieces_done = now + 21.0, Cause("not complete", "TOO_LATE"), 1
+    load.times.ended, load.cause, load.pieces.done = now + 21.0, Cause("not complete", "TOO_LATE"), 1
     assert not waiting.keeps(load, lambda: None)
-    assert not load.refused
+    assert not load.claim.refused
 
 
 # --- what kvd says ahead of the scheduler ---
@@ -203,7 +207,7 @@ def test_what_kvd_promises_counts_from_the_claims_sending_and_a_margin_is_taken_
     rig.start(beside(reader="mine", asked_before=2.0, seconds=LONG))
     load = rig.decoder._begun["d-1"]
     rig.script.push(TOLD)
-    assert load.deadline == pytest.approx(load.received + 20.0 - 2.0 - 0.5)
+    assert load.deadline == pytest.approx(load.times.received + 20.0 - 2.0 - 0.5)
 
 
 def test_a_promise_that_is_over_is_left_to_the_scheduler(rig: Rig) -> None:

@@ -17,7 +17,7 @@ from kvd.topology.push import compile_chunk, plan_push
 from kvd.wire.identity import Endpoint
 from kvd.wire.push import PushKey
 from kvd.worker.cause import Cause
-from kvd.worker.load import Load
+from kvd.worker.load import Load, LoadTimes
 from kvd.worker.orders import block_lists
 from kvd.worker.push.arrival import AFTER, Arrival, ArrivalPhase, Part, expect
 from tests.kvd.topology.test_oracle import THOROUGH, cases
@@ -72,7 +72,7 @@ def make() -> Iterator[Callable[[], Arrival]]:
     expected = expect(plan, block_lists(order.groups), order.tokens)
 
     def made() -> Arrival:
-        arrival = Arrival(Load(order, 0.0, 30.0), plan, expected, key)
+        arrival = Arrival(Load(order, LoadTimes(0.0), 30.0), plan, expected, key)
         arrival.reannounce(1.0)
         return arrival
 

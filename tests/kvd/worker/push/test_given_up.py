@@ -200,7 +200,7 @@ def test_a_push_that_is_dropped_while_its_peer_is_asked_for_is_never_announced()
 def test_a_push_that_is_dropped_before_it_could_be_announced_is_declined(rig: PushRig) -> None:
     rig.script.state = replace(rig.script.state, engine_generation="")
     rig.start(pushed((2, 9)))
-    eventually(lambda: rig.decoder._peers.arrivals["p"]._arrivals)
+    eventually(lambda: rig.decoder._peers.receive_threads["p"]._arrivals)
     rig.decoder.start(StepOrders(dropped=["d-1"]))
     assert rig.results().failed == {"d-1"}
     assert rig.script.told(PushAnnounce) == []

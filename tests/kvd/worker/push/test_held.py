@@ -24,7 +24,7 @@ def test_the_window_that_a_prefiller_writes_into_goes_by_force_while_something_i
     (held,) = [one for one in told(rig.decoder) if one.use == "window"]  # the probe has a lane to read by
     assert (held.engine_id, held.use, held.lanes, held.loads, held.bytes) == ("p", "window", 1, 1, 0)
     told(rig.decoder, DropPeer(engine_id="p"))
-    eventually(rig.decoder._peers.arrivals["p"]._inbox.empty)
+    eventually(lambda: rig.decoder._peers.receive_threads["p"]._thread.idle)
     assert rig.backend.windows[0].open
     told(rig.decoder, DropPeer(engine_id="p", force=True, cause="somebody wants it"))
     assert rig.results().failed == {"d-1"}

@@ -20,8 +20,8 @@ def rig() -> Iterator[PushRig]:
 
 
 def nothing_yet(rig: PushRig) -> bool:
-    arrivals = rig.decoder._peers.arrivals["p"]
-    eventually(arrivals._inbox.empty)
+    thread = rig.decoder._peers.receive_threads["p"]
+    eventually(lambda: thread._thread.idle)
     return not rig.decoder.results().received
 
 
@@ -126,7 +126,7 @@ def test_a_miss_waits_for_the_reads_under_way(rig: PushRig) -> None:
     rig.start(pushed((2, 9)))
     rig.announced()
     rig.readable("l0", 8, 5, 6)
-    eventually(lambda: rig.decoder._peers.lanes["p"]._active)
+    eventually(lambda: rig.decoder._peers.pull_threads["p"]._active)
     rig.say(failed="the request was aborted", quiesced=True)
     rig.withdrawn()
     assert nothing_yet(rig), "reported while a read of it may still land"
@@ -140,7 +140,7 @@ def test_a_read_that_never_ends_is_given_up_with_its_lane(rig: PushRig) -> None:
     rig.start(pushed((2, 9)))
     rig.announced()
     rig.readable("l0", 8, 5, 6)
-    (reading,) = eventually(lambda: list(rig.decoder._peers.lanes["p"]._active))
+    (reading,) = eventually(lambda: list(rig.decoder._peers.pull_threads["p"]._active))
     reading.deadline = 0.0
     assert rig.results().failed == {"d-1"}
     assert rig.gates.closed == 1
@@ -153,7 +153,7 @@ def test_a_peer_that_goes_ends_the_reads_and_the_push(rig: PushRig) -> None:
     rig.start(pushed((2, 9)))
     rig.announced()
     rig.readable("l0", 8, 5, 6)
-    eventually(lambda: rig.decoder._peers.lanes["p"]._active)
+    eventually(lambda: rig.decoder._peers.pull_threads["p"]._active)
     rig.gone()
     assert rig.results().failed == {"d-1"}
     assert rig.causes() == {"d-1": "peer p is gone: tp0 was killed"}
@@ -199,11 +199,11 @@ def test_closing_waits_for_the_reads(rig: PushRig) -> None:
     rig.start(pushed((2, 9)))
     rig.announced()
     rig.readable("l0", 8, 5, 6)
-    eventually(lambda: rig.decoder._peers.lanes["p"]._active)
+    eventually(lambda: rig.decoder._peers.pull_threads["p"]._active)
     rig.decoder.close()
     assert rig.results().failed == {"d-1"}
     assert rig.backend.closed
-    assert not rig.decoder._peers.arrivals["p"]._thread.is_alive()
+    assert not rig.decoder._peers.receive_threads["p"]._thread.alive
 
 
 def test_the_record_counts_what_was_read(rig: PushRig) -> None:

@@ -331,7 +331,7 @@ def test_decoders_that_are_gone_make_room_for_others(rig: SendRig, monkeypatch: 
     eventually(lambda: before.idle)
     assert rig.send(other) == [Ok()]
     assert list(pushing._senders) == ["e"]
-    eventually(lambda: not before._thread.is_alive())
+    eventually(lambda: not before._thread.alive)
 
 
 def test_a_decoder_that_comes_back_is_pushed_to_again(rig: SendRig) -> None:

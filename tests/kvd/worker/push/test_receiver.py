@@ -21,10 +21,10 @@ from tests.support.rigs.push import BLOCKS, PushRig, Quiet, pushed
 
 def pending(rig: PushRig) -> bool:
     """Whether nothing has ended although every word said so far was heard."""
-    arrivals = rig.decoder._peers.arrivals["p"]
-    eventually(arrivals._inbox.empty)
+    thread = rig.decoder._peers.receive_threads["p"]
+    eventually(lambda: thread._thread.idle)
     number = rig.backend.windows[-1].served if rig.lands and rig.backend.windows else 0
-    if rig.lands and rig.backend.windows and rig.backend.windows[-1].open and arrivals._arrivals:
+    if rig.lands and rig.backend.windows and rig.backend.windows[-1].open and thread._arrivals:
         eventually(lambda: not rig.backend.windows[-1].open or rig.backend.windows[-1].served > number + 1)
     return not rig.decoder.results().received
 
