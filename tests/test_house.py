@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import copy
 from collections import Counter
 from pathlib import Path
@@ -14,6 +15,17 @@ MOST_MODULES = 25
 LEAST_LINES = 4
 TWICE: dict[str, str] = {}
 """Class names that may stand in two places, with the reason."""
+INTERNAL = {
+    "Difference": "of a measurement; the command says it with what was measured",
+    "LineFull": "of a line; who stands in it says what is full",
+    "NewerSchema": "of a database; the ledger says it with its path",
+    "NotResolved": "of a name; who dialled says it with the address",
+    "_InBetween": "of a reader that waits until the new files are there",
+    "_KvdLost": "of a wait that asks again",
+    "_SumsUnavailable": "of one comparison; its result says why",
+    "_Unknown": "of a prompt that has no digest",
+}
+"""Exceptions that are no `KvdError`: whoever catches them says it in words of its own."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -48,6 +60,20 @@ def test_a_class_name_means_one_thing() -> None:
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
     assert {name: where for name, where in places.items() if len(where) > 1 and name not in TWICE} == {}
+
+
+def test_every_error_is_of_one_tree_but_those_that_nobody_reads() -> None:
+    bases = {
+        node.name: {base.id for base in node.bases if isinstance(base, ast.Name)}
+        for path in modules()
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef)
+    }
+    python = {
+        name for name, it in vars(builtins).items() if isinstance(it, type) and issubclass(it, BaseException)
+    }
+    roots = {name for name, of in bases.items() if of & python and not of & set(bases)}
+    assert roots == {"KvdError", *INTERNAL}
 
 
 def shape(function: Function) -> str:

@@ -9,6 +9,8 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from kvd.errors import KvdError
+
 Command = dict[str, Any]
 Result = dict[str, Any]
 Work = TypeVar("Work")
@@ -51,5 +53,5 @@ def serve(
 
 def _failed(error: Exception) -> Result:
     traceback.print_exc()
-    hint = getattr(error, "hint", "")
-    return {"error": f"{error}; {hint}" if hint else f"{error}" or type(error).__name__}
+    told = error.with_hint if isinstance(error, KvdError) else str(error)
+    return {"error": told or type(error).__name__}

@@ -12,6 +12,7 @@ from kvctl.cli.units import Count, Seconds, Time, filled
 from kvctl.views.engines import endpoint_name
 from kvctl.views.registry import View, moment
 from kvctl.views.screen import Cell, Column, Part, Styled, TextTable, facts, number, state, table
+from kvd.errors import joined
 from kvd.wire import query
 
 
@@ -132,7 +133,7 @@ def status_screen(body: Status, wide: bool) -> Part:
         ]
         parts += [
             Styled(
-                f"{peer.endpoint} is {peer.state}: " + "; ".join(filter(None, (peer.reason, peer.hint))),
+                f"{peer.endpoint} is {peer.state}: {joined(peer.reason, peer.hint)}",
                 "yellow",
             )
             for peer in body.peers

@@ -80,9 +80,7 @@ class _Split:
     def failure(self) -> str:
         """Why it failed, nothing where it did not."""
         reasons = [part.reason for _, part in self.parts if part.state is State.FAILED]
-        reasons += [
-            f"{error.message} ({error.hint})" if error.hint else error.message for error in self.refused
-        ]
+        reasons += [error.with_hint for error in self.refused]
         return reasons[0] if reasons else ""
 
     @property

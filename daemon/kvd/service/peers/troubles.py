@@ -6,6 +6,7 @@ import errno
 import os
 from dataclasses import dataclass
 
+from kvd.errors import joined
 from kvd.service.sockets.channel import Cause
 from kvd.wire.identity import Endpoint
 from kvd.zmtp.errors import ZmtpError
@@ -35,7 +36,7 @@ class Trouble:
     hint: str = ""
 
     def __str__(self) -> str:
-        return "; ".join(filter(None, (self.reason, self.hint)))
+        return joined(self.reason, self.hint)
 
 
 def untrusted(endpoint: Endpoint, *, revoked: bool) -> Trouble:
