@@ -12,7 +12,7 @@ import numpy as np
 from kvd.geometry.model import EngineGeometry, WorkerGeometry
 from kvd.topology.blocks import BlockList, moved_blocks
 
-Blocks = dict[int, BlockList]
+CaseBlocks = dict[int, BlockList]
 
 FRAGMENTATIONS = ("contiguous", "freed", "runs-of-4", "random")
 """How blocks lie. ``freed``: side by side, last first, as vLLM hands out the blocks of a request that is over."""
@@ -25,8 +25,8 @@ class MovedRequest:
 
     name: str
     tokens: int
-    reader: Blocks
-    source: Blocks
+    reader: CaseBlocks
+    source: CaseBlocks
 
 
 def requests(

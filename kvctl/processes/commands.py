@@ -11,15 +11,17 @@ from typing import Any, TypeVar
 
 from kvd.errors import KvdError
 
-Command = dict[str, Any]
-Result = dict[str, Any]
+JsonCommand = dict[str, Any]
+JsonResult = dict[str, Any]
 Work = TypeVar("Work")
-Handlers = Mapping[str, Callable[[Work, Command], Result]]
+Handlers = Mapping[str, Callable[[Work, JsonCommand], JsonResult]]
 """What carries a command out, by the word under ``do``."""
 
 
 def serve(
-    begin: Callable[[Command], tuple[Work, Result]], handlers: Handlers[Work], end: Callable[[Work], None]
+    begin: Callable[[JsonCommand], tuple[Work, JsonResult]],
+    handlers: Handlers[Work],
+    end: Callable[[Work], None],
 ) -> None:
     """Carry out commands until stdin ends. ``begin`` gets the first line, which says who this process is.
 
@@ -29,7 +31,7 @@ def serve(
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 
-    def say(answer: Result) -> None:
+    def say(answer: JsonResult) -> None:
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
 
@@ -51,7 +53,7 @@ def serve(
         end(work)
 
 
-def _failed(error: Exception) -> Result:
+def _failed(error: Exception) -> JsonResult:
     traceback.print_exc()
     told = error.with_hint if isinstance(error, KvdError) else str(error)
     return {"error": told or type(error).__name__}

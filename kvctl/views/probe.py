@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 from kvctl.cli.numbers import span
 from kvctl.cli.units import Count, Seconds
 from kvctl.views.registry import View
-from kvctl.views.screen import Cell, Column, Part, Styled, number, table
+from kvctl.views.screen import Cell, Column, ScreenPart, Styled, number, table
 from kvd.errors import joined
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def probe_document(address: str, asked: int, found: ProbedListener) -> Probe:
     )
 
 
-def probe_screen(body: Probe, _wide: bool) -> Part:
+def probe_screen(body: Probe, _wide: bool) -> ScreenPart:
     """One row, then whether it serves on."""
     row = table(
         (body,),

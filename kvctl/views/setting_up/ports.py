@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from kvctl.views.registry import View
-from kvctl.views.screen import Column, Part, Styled, number, table
+from kvctl.views.screen import Column, ScreenPart, Styled, number, table
 from kvd.addresses import join_address
 from kvd.errors import joined
 
@@ -44,9 +44,9 @@ class Ports(Struct, frozen=True, kw_only=True):
     findings: tuple[PortFinding, ...]
 
 
-def ports_screen(body: Ports, _wide: bool) -> Part:
+def ports_screen(body: Ports, _wide: bool) -> ScreenPart:
     """The sockets, then what is wrong."""
-    parts: list[Part] = []
+    parts: list[ScreenPart] = []
     if body.sockets:
         parts.append(
             table(

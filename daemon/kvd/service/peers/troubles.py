@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 
 from kvd.errors import joined
-from kvd.service.sockets.channel import Cause
+from kvd.service.sockets.channel import ChannelEnd
 from kvd.wire.identity import Endpoint
 from kvd.zmtp.errors import ZmtpError
 
@@ -60,7 +60,7 @@ def not_dialled(endpoint: Endpoint, error: OSError) -> Trouble:
     return Trouble(reason)
 
 
-def ended(endpoint: Endpoint, cause: Cause, keys: LinkKeys, *, shaken: bool) -> Trouble:
+def ended(endpoint: Endpoint, cause: ChannelEnd, keys: LinkKeys, *, shaken: bool) -> Trouble:
     """A connection ended; ``shaken``: both sides had shown their keys before."""
     if isinstance(cause, ZmtpError):
         if cause.kind == "not_authorised":
