@@ -14,8 +14,6 @@ from kvd.topology.blocks import BlockList, moved_blocks
 
 CaseBlocks = dict[int, BlockList]
 
-FRAGMENTATIONS = ("contiguous", "freed", "runs-of-4", "random")
-"""How blocks lie. ``freed``: side by side, last first, as vLLM hands out the blocks of a request that is over."""
 _RUNS = {"runs-of-4": 4, "random": 1}
 
 

@@ -169,11 +169,6 @@ class EngineProcess:
         *most, last = prompt_token_ids
         return self.submit(most, max_tokens + 1, first_token=last)
 
-    @property
-    def guardian(self) -> int:
-        """The process above all others of this engine; it ends them when this one ends."""
-        return self._process.pid
-
     def stop(self, timeout: float = 20.0) -> None:
         """End the engine: in order if it manages within `timeout` seconds, else by force. Nothing of it remains."""
         with self._lock:

@@ -12,7 +12,7 @@ from kvctl.cli.units import Count, Seconds, Time, filled
 from kvctl.ledger.statistics import quantile
 from kvctl.views.registry import View, moment
 from kvctl.views.screen import Cell, Column, ScreenPart, facts, number, state, table
-from kvd.wire.order import AllWaiting, ForcedMisses, ForcePlan, Miss, OneRequest, PlannedMiss, Target
+from kvd.wire.order import STEPS, AllWaiting, ForcedMisses, ForcePlan, Miss, OneRequest, PlannedMiss, Target
 
 ForcedMissState = Literal[
     "planned", "ordered", "forced", "reported", "rescheduled", "recovered", "late", "over"
@@ -149,7 +149,6 @@ def _recovery(misses: Iterable[Miss]) -> Iterable[float]:
             yield miss.steps["first_token"] - miss.steps["forced"]
 
 
-STEPS = ("forced", "quiesced", "reported", "rescheduled", "first_token")
 CHANNELS = {
     "blocks": "what was computed before the load is kept",
     "request": "all that was computed is dropped",

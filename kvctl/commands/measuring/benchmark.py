@@ -29,6 +29,7 @@ QUICK_SECONDS = 15.0
 """For all moves but the first of each backend and direction; processes have to start besides."""
 FRAGMENTATIONS = ("contiguous", "runs-of-4", "random")
 RARER = ("freed",)
+"""Side by side, last first, as vLLM hands out the blocks of a request that is over."""
 
 
 def benchmark(  # noqa: PLR0913 - one for each option

@@ -199,18 +199,6 @@ class Ledger:
             self._reader.jobs, lambda database: kept_engine(database, engine_id, generation), client
         )
 
-    async def round_trip(self, seconds: float) -> LedgerState:
-        """A transaction that changes nothing and a question, past all that waits; the state of the ledger after that.
-
-        A ledger that is away answers too: it is its threads that are asked after. Raises `TimeoutError` where one
-        of them did not answer within ``seconds``, and `LedgerError` where one has ended.
-        """
-        if self.ended.done():
-            raise LedgerError(f"a thread of the ledger {self.path} has ended")
-        async with asyncio.timeout(seconds):
-            await self._answers()
-        return self.state
-
     async def _answers(self) -> None:
         """Return when the writer and a reader have answered."""
         asked = []
