@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from kvd.geometry.live import Blocks, Dim, LiveTensor, attention_layer, latent_layer
+from kvd.geometry.live import BlockAxes, Dim, LiveTensor, attention_layer, latent_layer
 from kvd.geometry.model import Group, Layer, Region, WorkerGeometry
 from kvd.geometry.rank import Rank
 from kvd.geometry.shards import Share
@@ -49,7 +49,7 @@ def attention(layout: str, size: int, block: int = 16) -> Callable[[Region], tup
         inner: tuple[Dim, Dim] = ("head", "token") if layout == "HND" else ("token", "head")
         layer = attention_layer(
             _tensor(region.address, (blocks, *shape, 256), 2), (region,), dims=("block", *inner, "key+value"),
-            blocks=Blocks(blocks, block), heads=Share(0, 8, 8), key_size=128, value_size=128,
+            blocks=BlockAxes(blocks, block), heads=Share(0, 8, 8), key_size=128, value_size=128,
         )  # fmt: skip
         return layer, blocks
 
@@ -63,7 +63,7 @@ def latent(size: int) -> Callable[[Region], tuple[Layer, int]]:
         blocks = size // (64 * 1152)
         layer = latent_layer(
             _tensor(region.address, (blocks, 1, 64, 576), 2), (region,),
-            dims=("block", "head", "token", "dim"), blocks=Blocks(blocks, 64), size=576,
+            dims=("block", "head", "token", "dim"), blocks=BlockAxes(blocks, 64), size=576,
         )  # fmt: skip
         return layer, blocks
 

@@ -33,7 +33,7 @@ from pathlib import Path
 from statistics import median
 
 from kvctl.demo.deployment import Deployment, engine_id, engines, transfer_config
-from kvctl.demo.engine import Answer, EngineProcess
+from kvctl.demo.engine import EngineAnswer, EngineProcess
 from kvctl.demo.engine_spec import EngineSpec
 from kvctl.processes.daemons import Kvd, two_hosts
 from tests.support.engine_pids import engine_pids
@@ -98,7 +98,7 @@ def at_rest(engines: dict[str, Measured], seconds: float) -> list[dict[str, floa
     ]
 
 
-def answered(answer: Answer) -> Answer:
+def answered(answer: EngineAnswer) -> EngineAnswer:
     """The answer if it is one."""
     if answer.error:
         raise SystemExit(f"a request failed: {answer.error}")

@@ -39,7 +39,7 @@ from statistics import median
 from typing import Any
 
 from kvctl.demo.deployment import PREFILL_PARAMS, engine_id, engines, transfer_config
-from kvctl.demo.engine import Answer, EngineProcess
+from kvctl.demo.engine import EngineAnswer, EngineProcess
 from kvctl.demo.engine_spec import EngineSpec
 from kvctl.processes.daemons import two_hosts
 from tests.support.engine_calls import reset_prefix_cache
@@ -89,7 +89,7 @@ class Pair:
 class Met:
     """A request under way and the time.monotonic() from which on its time counts."""
 
-    decoding: Future[Answer]
+    decoding: Future[EngineAnswer]
     submitted: float
     fault: float
 
@@ -220,7 +220,7 @@ def references(pair: Pair, prompt: Sequence[int]) -> tuple[dict[str, tuple[int, 
     return answers, whole.first_token_seconds or 0.0
 
 
-def awaited(decoding: Future[Answer], seconds: float) -> Answer | None:
+def awaited(decoding: Future[EngineAnswer], seconds: float) -> EngineAnswer | None:
     """The answer, or None where none came in time."""
     try:
         return decoding.result(seconds)
@@ -228,7 +228,9 @@ def awaited(decoding: Future[Answer], seconds: float) -> Answer | None:
         return None
 
 
-def judged(answer: Answer | None, met: Met, references: Mapping[str, tuple[int, ...]], alone: float) -> Found:
+def judged(
+    answer: EngineAnswer | None, met: Met, references: Mapping[str, tuple[int, ...]], alone: float
+) -> Found:
     """What an answer is worth; ``alone`` are the seconds to the first token without a fault."""
     if answer is None:
         return Found(None, None, "none")

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Answer = TypeVar("Answer", bound=Message)
-Page = TypeVar("Page", query.EngineList, query.WorkerList, query.LeaseList, Outcomes)
-Paged: TypeAlias = query.ListEngines | query.ListWorkers | query.ListLeases | GetOutcomes
+OnePage = TypeVar("OnePage", query.EngineList, query.WorkerList, query.LeaseList, Outcomes)
+PagedQuestion: TypeAlias = query.ListEngines | query.ListWorkers | query.ListLeases | GetOutcomes
 MOST_PAGES = 4096
 """Of one listing: twice what `MOST_LISTED` rows take in pages of 64."""
 MOST_LISTED = MOST_ROWS
@@ -172,7 +172,7 @@ def outcomes(settings: Settings, asked: GetOutcomes) -> tuple[OutcomeRow, ...]:
     return tuple(row for page in pages(settings, asked, Outcomes) for row in page.rows)
 
 
-def pages(settings: Settings, question: Paged, answer: type[Page]) -> Iterator[Page]:
+def pages(settings: Settings, question: PagedQuestion, answer: type[OnePage]) -> Iterator[OnePage]:
     """All pages of the answer to a question, on one connection. Raises `KvctlError`, also beyond a limit."""
     asked_after = {question.after}
     rows = ranks = 0

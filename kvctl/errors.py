@@ -5,6 +5,8 @@ The messages say what happened and name the values; the hints say what to type n
 
 from __future__ import annotations
 
+from kvd.errors import KvdError
+
 EXIT_CODES = (
     (0, "done"),
     (1, "a check failed or a difference was found"),
@@ -18,23 +20,21 @@ EXIT_CODES = (
 """Every exit code and what it means, as it stands in ``kvctl --help``."""
 
 
-class KvctlError(Exception):
+class KvctlError(KvdError):
     """What ends a command early. ``code`` is stable; a subclass may be raised with the daemon's own code."""
 
     code = "KVD-CTL"
     exit_code = 1
 
     def __init__(self, message: str, hint: str = "", code: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+        super().__init__(message, hint)
         if code:
             self.code = code
 
     @property
     def told(self) -> str:
         """What a person reads: what is wrong, the next step, and the code that `kvctl explain` takes."""
-        return "; ".join(filter(None, (self.message, self.hint))) + f" [{self.code}]"
+        return f"{self.with_hint} [{self.code}]"
 
 
 class CheckFailed(KvctlError):

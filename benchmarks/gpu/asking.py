@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from benchmarks.gpu.fleet import Pair
 from kvctl.demo.deployment import PREFILL_PARAMS
-from kvctl.demo.engine import Answer
+from kvctl.demo.engine import EngineAnswer
 from kvctl.demo.models import prompt
 from kvd.wire.query import GetStatus
 from kvd.wire.transfer import ListTransfers, TransferList, TransferRecord
@@ -31,8 +31,8 @@ class Asked:
     ``prefilled_at`` is the time.monotonic() at which the prefiller's answer was here.
     """
 
-    prefilled: Answer
-    decoded: Answer
+    prefilled: EngineAnswer
+    decoded: EngineAnswer
     handed_over: str
     params: Mapping[str, Any]
     prefilled_at: float
@@ -127,7 +127,7 @@ def ask(pair: Pair, mode: Mode, tokens: Sequence[int], answer: int) -> Asked:
     return Asked(prefilled, decoding.result(ANSWER_SECONDS), name, here or {}, at)
 
 
-def alone(pair: Pair, tokens: Sequence[int], answer: int) -> Answer:
+def alone(pair: Pair, tokens: Sequence[int], answer: int) -> EngineAnswer:
     """The decoder's own answer, nothing loaded."""
     return pair.decode.submit(tokens, answer).result(ANSWER_SECONDS)
 

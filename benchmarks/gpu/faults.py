@@ -12,7 +12,7 @@ from benchmarks.gpu.asking import Question, alone, ask, fresh, question, records
 from benchmarks.gpu.correctness import about, first_difference, record_fields
 from benchmarks.gpu.fleet import Fleet, Pair
 from kvctl.demo.deployment import PREFILL_PARAMS
-from kvctl.demo.engine import Answer
+from kvctl.demo.engine import EngineAnswer
 from kvd.wire.order import ForcedMisses, ForceMiss, GetForced, NextLoads, When
 from tests.support.engine_pids import engine_pids
 from tests.support.halting import halted
@@ -81,14 +81,14 @@ def killed(fleet: Fleet, pair: Pair, tokens: int, after: float) -> bool:
     return _judge(fleet, pair, "prefiller killed", asks, decoded, name, after=after, killed=len(pids))
 
 
-def _here(prefilled: Answer) -> dict[str, Any]:
+def _here(prefilled: EngineAnswer) -> dict[str, Any]:
     params = dict(prefilled.kv_transfer_params or {})
     params.pop("remote_prefill_cached_tokens", None)
     return params
 
 
 def _judge(
-    fleet: Fleet, pair: Pair, what: str, asks: Question, decoded: Answer, handed_over: str, **more: Any
+    fleet: Fleet, pair: Pair, what: str, asks: Question, decoded: EngineAnswer, handed_over: str, **more: Any
 ) -> bool:
     """Note what became of it; whether the answer is what an engine says alone.
 

@@ -13,7 +13,7 @@ from benchmarks.gpu.correctness import about
 from benchmarks.gpu.fleet import STOCK, Fleet, Pair
 from benchmarks.gpu.losing import tried
 from kvctl.demo.deployment import PREFILL_PARAMS
-from kvctl.demo.engine import Answer
+from kvctl.demo.engine import EngineAnswer
 
 AT_ONCE = 8
 """Answers that are decoded together."""
@@ -43,7 +43,7 @@ def _decode(fleet: Fleet, pair: Pair, tokens: int, loads: int, note: str) -> Non
     offered = [one.result(60.0) for one in ready]
     began = time.monotonic()
     answers = [pair.decode.submit(one, tokens) for one in prompts]
-    loading: list[Future[Answer]] = []
+    loading: list[Future[EngineAnswer]] = []
     for prefilled in offered:
         params = dict(prefilled.kv_transfer_params or {})
         params.pop("remote_prefill_cached_tokens", None)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import ipaddress
 import re
 
+HostPort = tuple[str, int]
+"""A host and its port."""
 MOST_PORT = 65535
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.%]+\]|[^:\s\[\]]+):(\d{1,5})")
 
 
-def split_address(text: str) -> tuple[str, int]:
+def split_address(text: str) -> HostPort:
     """Host and port of ``host:port`` or ``[v6]:port``. Raises `ValueError` for anything else."""
     found = _ADDRESS.fullmatch(text)
     if not found:

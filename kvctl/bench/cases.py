@@ -12,10 +12,8 @@ import numpy as np
 from kvd.geometry.model import EngineGeometry, WorkerGeometry
 from kvd.topology.blocks import BlockList, moved_blocks
 
-Blocks = dict[int, BlockList]
+CaseBlocks = dict[int, BlockList]
 
-FRAGMENTATIONS = ("contiguous", "freed", "runs-of-4", "random")
-"""How blocks lie. ``freed``: side by side, last first, as vLLM hands out the blocks of a request that is over."""
 _RUNS = {"runs-of-4": 4, "random": 1}
 
 
@@ -25,8 +23,8 @@ class MovedRequest:
 
     name: str
     tokens: int
-    reader: Blocks
-    source: Blocks
+    reader: CaseBlocks
+    source: CaseBlocks
 
 
 def requests(

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from kvctl.bench.memory import Bytes
+from kvctl.bench.memory import ByteArray
 from kvd.backends.contract import Lane, Operation, State
 from kvd.geometry.model import Region, WorkerGeometry
 from kvd.topology.descriptors import Descriptors
@@ -113,6 +113,6 @@ def _largest(worker: WorkerGeometry) -> Region:
 
 
 @functools.lru_cache(maxsize=1)
-def _scratch(size: int) -> tuple[Bytes, Bytes]:
+def _scratch(size: int) -> tuple[ByteArray, ByteArray]:
     """Two arrays of that size whose pages are there."""
     return np.ones(size, np.uint8), np.ones(size, np.uint8)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from kvctl.bench.memory import Bytes, Memory, place
+from kvctl.bench.memory import ByteArray, Memory, place
 from kvd.backends.cuda import driver as cuda_driver
 from kvd.geometry.model import Region, WorkerGeometry
 
@@ -44,7 +44,7 @@ def get(memory: Memory) -> None:
         image[:] = np.frombuffer(cuda_driver.read(device, address, image.nbytes), np.uint8)
 
 
-def _chunks(memory: Memory) -> Iterator[tuple[int, int, Bytes]]:
+def _chunks(memory: Memory) -> Iterator[tuple[int, int, ByteArray]]:
     """The device and addresses on it, each with its part of the image; nothing for memory of the host."""
     if memory.device is not None:
         for region, image in zip(memory.geometry.regions, memory.regions, strict=True):

@@ -46,8 +46,8 @@ SECONDS = 120.0
 METADATA_BYTES = 332, 44
 """What NIXL exports of a worker, and more of it for each region."""
 
-Case = Literal["cold", "warm", "replica", "restart"]
-CASES: tuple[Case, ...] = get_args(Case)
+HandshakeCase = Literal["cold", "warm", "replica", "restart"]
+CASES: tuple[HandshakeCase, ...] = get_args(HandshakeCase)
 """In the order in which a round has them.
 
 cold     both kvds have just started: no link, no engine, nothing compared
@@ -102,12 +102,12 @@ def measure(
     folder: Path,
     told: Callable[[], None] = lambda: None,
     asking: Asking = "ranks",
-) -> dict[Case, Waits]:
+) -> dict[HandshakeCase, Waits]:
     """The waits of the first engine's ranks for the second engine; ``told`` is called after each round.
 
     Raises `WorkerFailed` where an answer is none, and what starting kvds raises.
     """
-    found: dict[Case, Waits] = {case: Waits() for case in CASES}
+    found: dict[HandshakeCase, Waits] = {case: Waits() for case in CASES}
     try:
         for _ in range(rounds):
             with two_hosts(folder) as hosts:
@@ -121,7 +121,7 @@ def measure(
 def _round(
     hosts: tuple[Kvd, Kvd],
     pair: tuple[EngineGeometry, EngineGeometry],
-    found: dict[Case, Waits],
+    found: dict[HandshakeCase, Waits],
     asking: Asking,
 ) -> None:
     far, near = hosts

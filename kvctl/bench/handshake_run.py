@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from kvctl.bench.handshake import CASES, Case, Waits, measure
+from kvctl.bench.handshake import CASES, HandshakeCase, Waits, measure
 from kvctl.bench.run import failed, progress, workplace
 from kvctl.cli.settings import Settings
 from kvctl.errors import CheckFailed
@@ -19,10 +19,10 @@ from kvctl.views.registry import moment
 if TYPE_CHECKING:
     from kvd.geometry.model import EngineGeometry
 
-    Pair = tuple[EngineGeometry, EngineGeometry]
+    GeometryPair = tuple[EngineGeometry, EngineGeometry]
 
 
-def run(pairs: Sequence[Pair], rounds: int, settings: Settings) -> None:
+def run(pairs: Sequence[GeometryPair], rounds: int, settings: Settings) -> None:
     """Measure and show. Raises `CheckFailed` where a kvd does not start or does not answer."""
     began, load = time.time(), os.getloadavg()[0]
     rows: list[HandshakeMeasurement] = []
@@ -48,7 +48,7 @@ def run(pairs: Sequence[Pair], rounds: int, settings: Settings) -> None:
     )
 
 
-def measurements(pair: Pair, found: Mapping[Case, Waits]) -> Iterator[HandshakeMeasurement]:
+def measurements(pair: GeometryPair, found: Mapping[HandshakeCase, Waits]) -> Iterator[HandshakeMeasurement]:
     """A row for each case."""
     for case in CASES:
         waits = found[case]

@@ -60,7 +60,7 @@ class Case:
 
 
 Ceilings = dict[str, list[float]]
-Told = Callable[[str], None]
+TellStep = Callable[[str], None]
 
 
 class Difference(Exception):
@@ -86,7 +86,7 @@ def measure(
     backend: BackendRun,
     sweep: Sweep,
     folder: Path,
-    told: Told,
+    told: TellStep,
     to: ServeTarget | None = None,
 ) -> Measured:
     """All measurements of one backend, with the source at ``to``. ``told`` is called after each step.
@@ -111,7 +111,7 @@ def measure(
 
 
 def _direction(
-    both: ProcessPair, place: PairScene, sweep: Sweep, operation: Operation, told: Told
+    both: ProcessPair, place: PairScene, sweep: Sweep, operation: Operation, told: TellStep
 ) -> tuple[list[Case], Ceilings]:
     """All cases of one direction: each once for its bytes, then rounds of ceilings and cases in turn."""
     source = place.sources[place.plan.sources[0]]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from kvd.geometry.model import Layer, Region, WorkerGeometry
 
-Bytes = NDArray[np.uint8]
+ByteArray = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Memory:
     """
 
     geometry: WorkerGeometry
-    regions: tuple[Bytes, ...]
+    regions: tuple[ByteArray, ...]
     device: int | None = None
 
 

@@ -24,7 +24,7 @@ from kvd.topology.plan import Plan, plan_worker
 
 MOVE_SECONDS = 50.0
 
-Process = WorkerProcess | RemoteProcess
+MeasuredProcess = WorkerProcess | RemoteProcess
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class ProcessPair:
 
     backend: BackendRun
     reader: WorkerProcess
-    source: Process
+    source: MeasuredProcess
     lands: bool
     host: str
     port: int
@@ -149,7 +149,7 @@ def pair(
     Raises `WorkerFailed` with the backend's own words, `PeerUnreachable` where the other host does not answer.
     """
     with unwinding() as stack:
-        processes: list[Process] = []
+        processes: list[MeasuredProcess] = []
         stack.push(functools.partial(end_all, processes, END_SECONDS))
         logs = {name: ucx_log(name, backend.name, folder) for name in ("reader", "source")}
         with held():
@@ -191,8 +191,12 @@ def pair(
 
 
 def _source(
-    place: PairScene, backend: BackendRun, folder: Path, to: ServeTarget | None, processes: list[Process]
-) -> Process:
+    place: PairScene,
+    backend: BackendRun,
+    folder: Path,
+    to: ServeTarget | None,
+    processes: list[MeasuredProcess],
+) -> MeasuredProcess:
     """The source, added to ``processes`` and told who it is."""
     workers = {str(at): worker_to_plain(place.sources[at]) for at in place.plan.sources}
     who = introduction("source", backend.name, backend.options, workers, backend.devices[1])

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from kvctl.bench.memory import Memory
 from kvd.geometry.model import Field, Group, Layer
 from kvd.topology.blocks import BlockList
+from kvd.topology.descriptors import Int64
 
 Values = NDArray[np.unsignedinteger[Any]]
-Int64 = NDArray[np.int64]
 
 
 def fill(memory: Memory, blocks: Mapping[int, BlockList], request: str) -> None:

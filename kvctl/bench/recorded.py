@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from kvctl.bench.cases import Blocks, MovedRequest
+from kvctl.bench.cases import CaseBlocks, MovedRequest
 from kvctl.bench.pair import PairScene, scene
 from kvctl.errors import CheckFailed
 from kvd.geometry.errors import GeometryError
@@ -130,13 +130,16 @@ def _stream(
 
 
 def _scaled(
-    pair: tuple[Blocks, Blocks], workers: tuple[WorkerGeometry, WorkerGeometry], tokens: int, scale: float
-) -> tuple[Blocks, Blocks]:
+    pair: tuple[CaseBlocks, CaseBlocks],
+    workers: tuple[WorkerGeometry, WorkerGeometry],
+    tokens: int,
+    scale: float,
+) -> tuple[CaseBlocks, CaseBlocks]:
     """As if the reader had the first tokens already: its full-attention groups lose blocks at the beginning."""
     skip = int(tokens * (1 - scale))
     sizes = [g.block_size for w in workers for g in w.groups if g.kind in ("full", "mla")]
     skip -= skip % max(sizes, default=1)
-    cut: list[Blocks] = []
+    cut: list[CaseBlocks] = []
     for blocks, worker in zip(pair, workers, strict=True):
         kinds = {g.index: g for g in worker.groups}
         found = dict(blocks)
@@ -149,14 +152,14 @@ def _scaled(
     return cut[0], cut[1]
 
 
-def _compacted(lists: Sequence[Blocks]) -> tuple[list[Blocks], int]:
+def _compacted(lists: Sequence[CaseBlocks]) -> tuple[list[CaseBlocks], int]:
     """The same lists with small ids, and how many blocks that takes: each gap in use becomes a gap of one block."""
     used = np.unique(np.concatenate([of.ids for blocks in lists for of in blocks.values()]))
     gaps = np.concatenate(([1], np.minimum(np.diff(used), 2)))
     # Never more than it was, so that a worker has as many blocks.
     new: Int64 = np.minimum(np.cumsum(gaps), used)
 
-    def renamed(blocks: Blocks) -> Blocks:
+    def renamed(blocks: CaseBlocks) -> CaseBlocks:
         return {
             index: dataclasses.replace(of, ids=new[np.searchsorted(used, of.ids)])
             for index, of in blocks.items()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvctl.bench.measure import Difference, Told
+from kvctl.bench.measure import Difference, TellStep
 from kvctl.bench.moving import STAGES
 from kvctl.bench.pair import BackendRun, ProcessPair, pair
 from kvctl.bench.recorded import RecordedStream, batches
@@ -61,7 +61,7 @@ def replay(
     streams: Sequence[RecordedStream],
     pace: ReplayPace,
     folder: Path,
-    told: Told,
+    told: TellStep,
     way: Way,
     *,
     verify: bool = True,

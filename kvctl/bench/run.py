@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from kvctl.bench.measure import Difference, Measured, Sweep, Told, measure, steps
+from kvctl.bench.measure import Difference, Measured, Sweep, TellStep, measure, steps
 from kvctl.bench.pair import BackendRun
 from kvctl.bench.remote import ServeTarget
 from kvctl.bench.sizing import Sized, sized
@@ -30,7 +30,7 @@ from kvd.backends.registry import MEASURED, available
 from kvd.geometry.model import EngineGeometry
 from kvd.shown import escaped
 
-Found = TypeVar("Found")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -100,8 +100,8 @@ def run(wanted: BenchmarkOptions, settings: Settings) -> None:
 
 
 def tried(
-    ways: Mapping[str, Callable[[], Found]], needed: Container[str], alone: str
-) -> tuple[list[Found], list[str]]:
+    ways: Mapping[str, Callable[[], T]], needed: Container[str], alone: str
+) -> tuple[list[T], list[str]]:
     """What each way gives, by its name, and a note on each that cannot be run.
 
     Raises `CheckFailed` for one that is needed and for wrong bytes; ``alone`` says how to try a way alone.
@@ -157,7 +157,7 @@ def workplace() -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def progress(total: int, settings: Settings) -> Iterator[Told]:
+def progress(total: int, settings: Settings) -> Iterator[TellStep]:
     """A bar on stderr where that is a terminal; gives the function that moves it on by a step."""
     if not sys.stderr.isatty():
         yield lambda _: None

@@ -22,7 +22,7 @@ from kvctl.bench.memory import size_of
 from kvctl.bench.remote import MESSAGE_BYTES, PROTOCOL
 from kvctl.cli.numbers import size
 from kvctl.errors import RefusedError, UsageError
-from kvctl.processes.commands import Command, Result
+from kvctl.processes.commands import JsonCommand, JsonResult
 from kvctl.processes.errors import WorkerFailed
 from kvctl.processes.interruption import held
 from kvctl.processes.worker_process import WorkerProcess
@@ -137,7 +137,7 @@ class _Holder:
         return key == self.public
 
 
-def _answer(serving: Serving, identity: bytes, frames: list[bytes]) -> Result:
+def _answer(serving: Serving, identity: bytes, frames: list[bytes]) -> JsonResult:
     try:
         command = json.loads(frames[-1])
         if not isinstance(command, dict) or not isinstance(command.get("do"), str):
@@ -150,7 +150,7 @@ def _answer(serving: Serving, identity: bytes, frames: list[bytes]) -> Result:
         return {"error": f"{error}" or type(error).__name__}
 
 
-def _carry_out(serving: Serving, identity: bytes, command: Command) -> Result:
+def _carry_out(serving: Serving, identity: bytes, command: JsonCommand) -> JsonResult:
     do, session = command["do"], serving.session
     if session is not None and session.identity != identity:
         return {"error": "another benchmark is under way here; wait for its end"}
@@ -173,7 +173,7 @@ def _carry_out(serving: Serving, identity: bytes, command: Command) -> Result:
     return session.source.answer(ANSWER_SECONDS)
 
 
-def _begin(serving: Serving, identity: bytes, command: Command) -> Result:
+def _begin(serving: Serving, identity: bytes, command: JsonCommand) -> JsonResult:
     who, offer = command["who"], serving.offer
     backend, environment = who["backend"], command.get("environment", {})
     if backend not in MEASURED:

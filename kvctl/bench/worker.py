@@ -17,7 +17,7 @@ from kvctl.bench import ceilings, device, pattern
 from kvctl.bench.cases import from_plain
 from kvctl.bench.memory import Memory, anonymous, place
 from kvctl.bench.moving import SOURCE, LoadMover, WriteMover, move
-from kvctl.processes.commands import Command, Handlers, Result, serve
+from kvctl.processes.commands import Handlers, JsonCommand, JsonResult, serve
 from kvd.backends.contract import Backend, Lane, Operation, Window, WindowBackend
 from kvd.backends.direct.memfd import memfd
 from kvd.backends.registry import maps_memory, open_backend
@@ -52,7 +52,7 @@ class Bench:
         return self.memories[0]
 
 
-def _begin(who: Command) -> tuple[Bench, Result]:
+def _begin(who: JsonCommand) -> tuple[Bench, JsonResult]:
     """Take memory for the workers and register it: their geometries with real addresses, and metadata, come back."""
     memories = {int(at): _memory(worker_from_plain(plain), who) for at, plain in who["workers"].items()}
     backends: dict[int, Backend] = {}
@@ -62,7 +62,7 @@ def _begin(who: Command) -> tuple[Bench, Result]:
     bench = Bench(who["reads"], memories, backends)
     for close in (*(backend.close for backend in backends.values()), bench.stream.close):
         bench.ends.callback(close)
-    answer: Result = {
+    answer: JsonResult = {
         "workers": {at: worker_to_plain(memory.geometry) for at, memory in memories.items()},
         "metadata": {at: _text(backend.metadata()) for at, backend in backends.items()},
         "lands": all(backend.traits.lands for backend in backends.values()),
@@ -70,7 +70,7 @@ def _begin(who: Command) -> tuple[Bench, Result]:
     return bench, answer
 
 
-def _memory(worker: WorkerGeometry, who: Command) -> Memory:
+def _memory(worker: WorkerGeometry, who: JsonCommand) -> Memory:
     """Memory as KvdConnector has it: with a backend that maps memory, what others can map."""
     if who["device"] is not None:
         return device.place_on(worker, who["device"])
@@ -78,7 +78,7 @@ def _memory(worker: WorkerGeometry, who: Command) -> Memory:
     return place(worker, functools.partial(memfd, "kvctl-bench") if mapped else anonymous)
 
 
-def _connect(bench: Bench, command: Command) -> Result:
+def _connect(bench: Bench, command: JsonCommand) -> JsonResult:
     """Know the other side: plan, and make the lanes for reading or writing."""
     reader, siblings, sources = (
         [worker_from_plain(plain) for plain in command[name]] for name in ("reader", "siblings", "sources")
@@ -111,7 +111,7 @@ def _engine(name: str, workers: Sequence[WorkerGeometry]) -> EngineGeometry:
     return EngineGeometry(name, "", "", tp, pp, dcp, tuple(workers))
 
 
-def _land(bench: Bench, command: Command) -> Result:
+def _land(bench: Bench, command: JsonCommand) -> JsonResult:
     """The reader lets each source worker write into its memory; a thread serves the windows."""
     backend = bench.backends[0]
     if not isinstance(backend, WindowBackend):
@@ -135,7 +135,7 @@ def _serve(bench: Bench) -> None:
             window.progress()
 
 
-def _fill(bench: Bench, command: Command) -> Result:
+def _fill(bench: Bench, command: JsonCommand) -> JsonResult:
     for request in map(from_plain, command["requests"]):
         for memory in bench.memories.values():
             pattern.fill(memory, request.source, command["key"] + request.name)
@@ -144,14 +144,14 @@ def _fill(bench: Bench, command: Command) -> Result:
     return {}
 
 
-def _clear(bench: Bench, command: Command) -> Result:
+def _clear(bench: Bench, command: JsonCommand) -> JsonResult:
     for request in map(from_plain, command["requests"]):
         pattern.clear(bench.reader, request.reader)
     device.put(bench.reader)
     return {}
 
 
-def _check(bench: Bench, command: Command) -> Result:
+def _check(bench: Bench, command: JsonCommand) -> JsonResult:
     device.get(bench.reader)
     for request in map(from_plain, command["requests"]):
         key = command["key"] + request.name
@@ -161,14 +161,14 @@ def _check(bench: Bench, command: Command) -> Result:
     return {"difference": ""}
 
 
-def _move(bench: Bench, command: Command) -> Result:
+def _move(bench: Bench, command: JsonCommand) -> JsonResult:
     if bench.mover is None:
         raise RuntimeError("told to move before it paired the other side")
     how = {name: command[name] for name in ("at", "in_flight", "coalesce") if name in command}
     return move(bench.mover, list(map(from_plain, command["requests"])), command["seconds"], **how)
 
 
-def _raw(bench: Bench, command: Command) -> Result:
+def _raw(bench: Bench, command: JsonCommand) -> JsonResult:
     """One large transfer with the same backend: its seconds and bytes."""
     operation: Operation = "read" if bench.reads else "write"
     at, theirs = int(command["worker"]), worker_from_plain(command["theirs"])
@@ -177,17 +177,17 @@ def _raw(bench: Bench, command: Command) -> Result:
     return ceilings.large(lane, peer, mine, theirs, operation, command["bytes"], command["seconds"])
 
 
-def _memcpy(bench: Bench, command: Command) -> Result:
+def _memcpy(bench: Bench, command: JsonCommand) -> JsonResult:
     if bench.reader.device is not None:
         return device.copied(bench.reader, command["bytes"])
     return ceilings.memcpy(command["bytes"])
 
 
-def _listen(bench: Bench, command: Command) -> Result:
+def _listen(bench: Bench, command: JsonCommand) -> JsonResult:
     return {"port": bench.stream.listen(command.get("host", "127.0.0.1"))}
 
 
-def _stream(bench: Bench, command: Command) -> Result:
+def _stream(bench: Bench, command: JsonCommand) -> JsonResult:
     return bench.stream.receive((command["host"], command["port"]), command["bytes"])
 
 

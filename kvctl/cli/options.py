@@ -16,7 +16,7 @@ import typer
 from kvctl.cli.option_kinds import duration
 from kvctl.cli.settings import COLOR_MODES, DRAWINGS, FOLDED, NAMES, OUTPUT_FORMATS, Given, Settings, resolve
 
-Watch = Annotated[
+WatchOption = Annotated[
     float | None,
     duration(
         "--watch",
@@ -27,14 +27,14 @@ Watch = Annotated[
 ]
 
 
-Fleet = Annotated[
+FleetOption = Annotated[
     bool,
     typer.Option(
         "--fleet", help="Ask all known hosts, side by side, for 1.5 s unless --timeout says otherwise."
     ),
 ]
 
-Filters = Annotated[
+FiltersOption = Annotated[
     list[str] | None,
     typer.Option(
         "--filter",

@@ -16,7 +16,6 @@ BytesPerSecond = Annotated[float, Meta(ge=0, description="bytes per second")]
 Count = Annotated[int, Meta(ge=0)]
 Time = Annotated[datetime, Meta(tz=True, description="RFC 3339, UTC")]
 Scalar = str | int | float | bool | None
-RankName = Annotated[str, Meta(description="a worker's place in its engine: tp0, tp1.pp2, tp0.dcp1")]
 Mode = Literal["pull", "push"]
 
 Made = TypeVar("Made", bound=Struct)

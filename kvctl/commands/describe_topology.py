@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from kvctl.cli.option_kinds import number
-from kvctl.cli.options import DrawnSettings, Fleet, Watch
+from kvctl.cli.options import DrawnSettings, FleetOption, WatchOption
 from kvctl.cli.parsing import bandwidth
 from kvctl.cli.talk import say
-from kvctl.engines.pair_options import Model, planned_pair
+from kvctl.engines.pair_options import ModelOption, planned_pair
 from kvctl.engines.pairs import described, suggested
 from kvctl.engines.sources import EngineId, load_pair, ready_row, source
 from kvctl.errors import UsageError
@@ -45,7 +45,7 @@ def describe_topology(  # noqa: PLR0913 (options)
             help="One: only pairs that it is part of. Two: ENGINE reads from FROM, whatever their roles.",
         ),
     ] = None,
-    model: Model = None,
+    model: ModelOption = None,
     local: Annotated[
         str | None,
         typer.Option(
@@ -71,8 +71,8 @@ def describe_topology(  # noqa: PLR0913 (options)
             "--bandwidth", metavar="RATE", parser=bandwidth, help="Of each rank's link, say 50GB/s: how long?"
         ),
     ] = None,
-    fleet: Fleet = False,
-    watch: Watch = None,
+    fleet: FleetOption = False,
+    watch: WatchOption = None,
 ) -> None:
     """Who reads which bytes of KV cache from whom.
 

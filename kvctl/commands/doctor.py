@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from kvctl import daemon
-from kvctl.cli.options import Fleet
+from kvctl.cli.options import FleetOption
 from kvctl.cli.settings import Settings
 from kvctl.doctor.whole import whole_checks
 from kvctl.errors import UsageError
@@ -38,7 +38,7 @@ def doctor(
         str,
         typer.Option("--peer", metavar="HOST[:PORT]", help="This host and that one: links, keys, clocks."),
     ] = "",
-    fleet: Fleet = False,
+    fleet: FleetOption = False,
 ) -> None:
     """What is wrong on this host, and what to do about it.
 

@@ -11,7 +11,7 @@ import typer
 
 from kvctl import daemon
 from kvctl.cli.option_kinds import choice
-from kvctl.cli.options import Filters, Fleet, LongListSettings, Watch
+from kvctl.cli.options import FiltersOption, FleetOption, LongListSettings, WatchOption
 from kvctl.cli.settings import Settings
 from kvctl.cli.talk import say
 from kvctl.views.engines import EngineDocument, Engines, endpoint_name, engine_columns, engine_document
@@ -77,13 +77,13 @@ def engines(  # noqa: PLR0913 (options)
         typer.Option("--model", metavar="PATTERN", help="Only of this model; * and ? stand for any."),
     ] = None,
     local: Annotated[bool, typer.Option("--local", help="Only engines of this host.")] = False,
-    filters: Filters = None,
+    filters: FiltersOption = None,
     sort: Annotated[
         str | None,
         typer.Option("--sort", metavar="COLUMN", help="Which come first; also newest. [local ones]"),
     ] = None,
-    fleet: Fleet = False,
-    watch: Watch = None,
+    fleet: FleetOption = False,
+    watch: WatchOption = None,
 ) -> None:
     """The engines that kvd knows, local ones and peers'.
 

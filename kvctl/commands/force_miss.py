@@ -16,7 +16,7 @@ from kvctl.cli.option_kinds import choice, duration, number
 from kvctl.cli.parsing import share
 from kvctl.cli.settings import Settings
 from kvctl.cli.talk import say
-from kvctl.engines.decoder import Decoder, only_decoder
+from kvctl.engines.decoder import DecoderOption, only_decoder
 from kvctl.errors import CheckFailed, DaemonUnreachable, PeerTimeout, UsageError
 from kvctl.views.forced_miss import ClearedOrders, ForcedMiss, forced_document, planned_document
 from kvctl.views.output import show
@@ -58,7 +58,7 @@ def force_miss(  # noqa: PLR0913 - each is an option
     request: Annotated[
         str, typer.Argument(metavar="REQUEST", help="Id of the request, of its transfer or of its prefill.")
     ] = "",
-    engine: Decoder = "",
+    engine: DecoderOption = "",
     waiting: Annotated[bool, typer.Option("--waiting", help="All requests that wait for their KV.")] = False,
     number: Annotated[int | None, number("--next", help="The next N loads.")] = None,
     part: Annotated[

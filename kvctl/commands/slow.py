@@ -5,11 +5,19 @@ from __future__ import annotations
 from typing import Annotated
 
 from kvctl import daemon
-from kvctl.cli.options import Fleet, Watch
+from kvctl.cli.options import FleetOption, WatchOption
 from kvctl.cli.settings import Settings
 from kvctl.errors import UsageError
 from kvctl.ledger.known import refuse_unknown
-from kvctl.ledger.options import Backend, Engine, From, Peer, Since, last_option, question
+from kvctl.ledger.options import (
+    BackendOption,
+    EngineOption,
+    FromOption,
+    PeerOption,
+    SinceOption,
+    last_option,
+    question,
+)
 from kvctl.ledger.rows import rows
 from kvctl.views.fleet.slow import FleetSlow, fleet_slow
 from kvctl.views.fleet.unanswered import asked as of_fleet
@@ -29,17 +37,17 @@ LAST, LAST_OF_EACH = 10_000, 1000
 def slow(  # noqa: PLR0913 (options)
     settings: Settings,
     *,
-    since: Since = None,
-    engine: Engine = "",
-    peer: Peer = "",
-    backend: Backend = "",
+    since: SinceOption = None,
+    engine: EngineOption = "",
+    peer: PeerOption = "",
+    backend: BackendOption = "",
     last: Annotated[
         int | None,
         last_option(f"Look at so many, the newest ones. [{LAST}; with --fleet {LAST_OF_EACH} of each host]"),
     ] = None,
-    source: From = "",
-    fleet: Fleet = False,
-    watch: Watch = None,
+    source: FromOption = "",
+    fleet: FleetOption = False,
+    watch: WatchOption = None,
 ) -> None:
     """What transfers spend their time on, and what to do about it.
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from kvctl import daemon
 from kvctl.cli.option_kinds import choice
-from kvctl.cli.options import Fleet, Watch
+from kvctl.cli.options import FleetOption, WatchOption
 from kvctl.cli.settings import Settings
 from kvctl.errors import UsageError
 from kvctl.views.fleet.status import SORTS, FleetStatus, fleet_host
@@ -25,11 +25,11 @@ EXAMPLES = (
 def status(
     settings: Settings,
     *,
-    fleet: Fleet = False,
+    fleet: FleetOption = False,
     sort: Annotated[
         str | None, choice("--sort", SORTS, help="With --fleet: which come first. [host]")
     ] = None,
-    watch: Watch = None,
+    watch: WatchOption = None,
 ) -> None:
     """How this host's kvd is: peers, counters, gauges.
 

@@ -9,7 +9,7 @@ import typer
 
 from kvctl.cli.settings import Settings
 from kvctl.errors import UsageError
-from kvctl.ledger.options import From
+from kvctl.ledger.options import FromOption
 from kvctl.ledger.rows import rows
 from kvctl.views.output import show
 from kvctl.views.transfers.whole import WholeTransfer, whole_transfer
@@ -29,7 +29,7 @@ def transfer(
     which: Annotated[
         str, typer.Argument(metavar="ID", help="Of a request on either side, of a transfer, or a number.")
     ],
-    source: From = "",
+    source: FromOption = "",
 ) -> None:
     """One transfer whole: all workers' parts and when each did what.
 

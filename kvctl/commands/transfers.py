@@ -10,7 +10,7 @@ import typer
 
 from kvctl import daemon
 from kvctl.cli.option_kinds import choice
-from kvctl.cli.options import Filters, Fleet, LongListSettings, Watch
+from kvctl.cli.options import FiltersOption, FleetOption, LongListSettings, WatchOption
 from kvctl.cli.parsing import near_misses, typed_duration
 from kvctl.cli.talk import say
 from kvctl.errors import UsageError
@@ -47,16 +47,16 @@ def transfers(  # noqa: PLR0913 (options)
     last: Annotated[
         int | None, options.last_option(f"At most so many. [{LAST}; with --by the newest {LAST_GROUPED}]")
     ] = None,
-    engine: options.Engine = "",
-    peer: options.Peer = "",
-    request: options.Request = "",
-    state: options.State = None,
-    code: options.Code = None,
-    backend: options.Backend = "",
-    checksum: options.Checksum = None,
-    since: options.Since = None,
-    slower_than: options.SlowerThan = None,
-    filters: Filters = None,
+    engine: options.EngineOption = "",
+    peer: options.PeerOption = "",
+    request: options.RequestOption = "",
+    state: options.StateOption = None,
+    code: options.CodeOption = None,
+    backend: options.BackendOption = "",
+    checksum: options.ChecksumOption = None,
+    since: options.SinceOption = None,
+    slower_than: options.SlowerThanOption = None,
+    filters: FiltersOption = None,
     sort: Annotated[
         str,
         typer.Option(
@@ -66,9 +66,9 @@ def transfers(  # noqa: PLR0913 (options)
     by: Annotated[
         str | None, choice("--by", GROUPINGS, help="Count them together, one line for each.")
     ] = None,
-    source: options.From = "",
-    fleet: Fleet = False,
-    watch: Watch = None,
+    source: options.FromOption = "",
+    fleet: FleetOption = False,
+    watch: WatchOption = None,
 ) -> None:
     """The newest KV transfers in kvd's ledger.
 

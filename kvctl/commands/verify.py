@@ -11,7 +11,7 @@ from kvctl.cli.option_kinds import choices, number
 from kvctl.cli.settings import Settings
 from kvctl.cli.talk import say
 from kvctl.cli.units import filled
-from kvctl.engines.decoder import Decoder, only_decoder
+from kvctl.engines.decoder import DecoderOption, only_decoder
 from kvctl.errors import CheckFailed, UsageError
 from kvctl.verify.endpoint import base_url, served_model
 from kvctl.verify.runs import Endpoints, is_wrong, prompt_of, verified
@@ -39,7 +39,7 @@ def verify(  # noqa: PLR0913 - each is an option
     router: Annotated[
         str, typer.Option("--router", metavar="URL", help="Or a router in front of both, in either mode.")
     ] = "",
-    engine: Decoder = "",
+    engine: DecoderOption = "",
     model: Annotated[str, typer.Option("--model", metavar="NAME", help="[the first one served]")] = "",
     prompts: Annotated[int, number("--prompts", help="How many prompts. [3]")] = 3,
     tokens: Annotated[int, number("--prompt-tokens", help="Tokens of the longest. [512]")] = 512,

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from kvctl import daemon
-from kvctl.cli.options import Filters, Fleet, LongListSettings, Watch
+from kvctl.cli.options import FiltersOption, FleetOption, LongListSettings, WatchOption
 from kvctl.cli.settings import Settings
 from kvctl.cli.talk import say
 from kvctl.views.engines import endpoint_name
@@ -38,12 +38,12 @@ def workers(
     engine: Annotated[
         str | None, typer.Option("--engine", "-e", metavar="ENGINE", help="Only workers of this engine.")
     ] = None,
-    filters: Filters = None,
+    filters: FiltersOption = None,
     sort: Annotated[
         str | None, typer.Option("--sort", metavar="COLUMN", help="Which come first. [engine by engine]")
     ] = None,
-    fleet: Fleet = False,
-    watch: Watch = None,
+    fleet: FleetOption = False,
+    watch: WatchOption = None,
 ) -> None:
     """The local workers and schedulers registered with kvd.
 

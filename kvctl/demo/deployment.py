@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvctl.cli.units import Mode
-from kvctl.demo.engine import Answer, EngineProcess
+from kvctl.demo.engine import EngineAnswer, EngineProcess
 from kvctl.demo.engine_spec import EngineSpec
 from kvctl.processes.daemons import Kvd
 from kvctl.processes.interruption import held, unwinding
@@ -27,14 +27,14 @@ Start = Callable[[EngineSpec], EngineProcess]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AskedRequest:
     """One prompt's way through both engines.
 
     ``handed_over`` is what the decoder's ledger calls it (``remote_request_id``); empty where nothing was handed over.
     """
 
-    prefilled: Answer
-    decoded: Answer
+    prefilled: EngineAnswer
+    decoded: EngineAnswer
     handed_over: str
 
 
@@ -48,7 +48,7 @@ class Deployment:
     decode: EngineProcess
     mode: Mode = "pull"
 
-    def ask(self, prompt: Sequence[int], max_tokens: int, timeout: float = 120.0) -> Asked:
+    def ask(self, prompt: Sequence[int], max_tokens: int, timeout: float = 120.0) -> AskedRequest:
         """Prefill on one engine, decode on the other, as a router would do it in this mode."""
         way = {"pull": self._pull, "push": self._push}[self.mode]
         return way(prompt, max_tokens, timeout)
@@ -67,14 +67,14 @@ class Deployment:
             | {"remote_host": there.host, "remote_port": there.port},
         )
 
-    def _push(self, prompt: Sequence[int], max_tokens: int, timeout: float) -> Asked:
+    def _push(self, prompt: Sequence[int], max_tokens: int, timeout: float) -> AskedRequest:
         transfer_id = uuid.uuid4().hex
         there, here = self.push_params(transfer_id)
         prefilling = self.prefill.submit(prompt, 1, there)
         decoding = self.decode.submit(prompt, max_tokens, here)
-        return Asked(prefilling.result(timeout), decoding.result(timeout), transfer_id)
+        return AskedRequest(prefilling.result(timeout), decoding.result(timeout), transfer_id)
 
-    def _pull(self, prompt: Sequence[int], max_tokens: int, timeout: float) -> Asked:
+    def _pull(self, prompt: Sequence[int], max_tokens: int, timeout: float) -> AskedRequest:
         prefilled = self.prefill.submit(prompt, 1, PREFILL_PARAMS).result(timeout)
         params = prefilled.kv_transfer_params
         if params is not None:
@@ -82,7 +82,7 @@ class Deployment:
             # loaded itself; here the latter is what counts.
             params = {name: value for name, value in params.items() if name != "remote_prefill_cached_tokens"}
         decoded = self.decode.submit(prompt, max_tokens, params).result(timeout)
-        return Asked(prefilled, decoded, str((params or {}).get("remote_request_id", "")))
+        return AskedRequest(prefilled, decoded, str((params or {}).get("remote_request_id", "")))
 
 
 def transfer_config(

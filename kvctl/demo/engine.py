@@ -34,7 +34,7 @@ LONGEST_SOCKET_FOLDER = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class EngineAnswer:
     """What an engine said to one request.
 
     Attributes:
@@ -138,7 +138,7 @@ class EngineProcess:
         kv_transfer_params: Mapping[str, Any] | None = None,
         request_id: str | None = None,
         first_token: int | None = None,
-    ) -> Future[Answer]:
+    ) -> Future[EngineAnswer]:
         """Send a prompt for greedy decoding of exactly `max_tokens` tokens, the first of which may be given.
 
         The future raises EngineGone when the engine dies first; a request that fails alone gives an Answer with
@@ -161,18 +161,13 @@ class EngineProcess:
         """
         return self._ask(f"call-{next(self._numbers)}", do="call", function=function, arguments=arguments)
 
-    def submit_alone(self, prompt_token_ids: Sequence[int], max_tokens: int) -> Future[Answer]:
+    def submit_alone(self, prompt_token_ids: Sequence[int], max_tokens: int) -> Future[EngineAnswer]:
         """Ask for the same as `submit`, computed in the pieces of a hand-over; needs `forced_first_tokens`.
 
         The answer's first token is the prompt's last one: `max_tokens` more follow it.
         """
         *most, last = prompt_token_ids
         return self.submit(most, max_tokens + 1, first_token=last)
-
-    @property
-    def guardian(self) -> int:
-        """The process above all others of this engine; it ends them when this one ends."""
-        return self._process.pid
 
     def stop(self, timeout: float = 20.0) -> None:
         """End the engine: in order if it manages within `timeout` seconds, else by force. Nothing of it remains."""
@@ -236,7 +231,7 @@ class EngineProcess:
             return
         if kind == "answer":
             event["token_ids"] = tuple(event["token_ids"])
-            future.set_result(Answer(**event))
+            future.set_result(EngineAnswer(**event))
         elif event["error"]:
             future.set_exception(RuntimeError(event["error"]))
         else:

@@ -24,10 +24,10 @@ from typing import Any
 from kvctl.processes.tied import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, prctl
 from kvctl.processes.tree import kill_children
 
-Message = dict[str, Any]
+HostMessage = dict[str, Any]
 
 
-def main(commands: int, events: int, lifeline: int, throwaway: str, arguments: Message) -> int:
+def main(commands: int, events: int, lifeline: int, throwaway: str, arguments: HostMessage) -> int:
     """Become a guardian and a host; return the exit status of whichever of the two this process now is."""
     parent = os.getppid()
     host = os.fork()
@@ -71,7 +71,7 @@ class Host:
         self._engine: Any = None
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def run(self, arguments: Message, commands: int) -> int:
+    async def run(self, arguments: HostMessage, commands: int) -> int:
         """Start the engine and serve commands until told to stop; return an exit status if it did not start."""
         started = time.monotonic()
         try:
@@ -96,14 +96,14 @@ class Host:
         # Past this point there are only destructors of half torn-down libraries to run.
         os._exit(0)
 
-    async def _serve(self, command: Message) -> None:
+    async def _serve(self, command: HostMessage) -> None:
         match command["do"]:
             case "submit":
                 self._say(event="answer", id=command["id"], **await answer(self._engine, command))
             case "call":
                 self._say(event="value", id=command["id"], **await self._called(command))
 
-    async def _called(self, command: Message) -> Message:
+    async def _called(self, command: HostMessage) -> HostMessage:
         """What a function of any module gives for the engine."""
         try:
             function = pkgutil.resolve_name(command["function"])
@@ -115,7 +115,7 @@ class Host:
         self._events.write(json.dumps(message) + "\n")
 
 
-async def answer(engine: Any, command: Message, lora: Any = None) -> Message:
+async def answer(engine: Any, command: HostMessage, lora: Any = None) -> HostMessage:
     """Run one request to its end, with a LoRARequest if any; what goes wrong with it alone is part of the answer."""
     from vllm import SamplingParams
 
@@ -153,7 +153,7 @@ async def answer(engine: Any, command: Message, lora: Any = None) -> Message:
     }
 
 
-def make_engine(arguments: Message) -> Any:
+def make_engine(arguments: HostMessage) -> Any:
     """Start vLLM's asynchronous engine with these of its own arguments."""
     from vllm.config import KVTransferConfig
     from vllm.distributed import utils

@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from kvctl.cli.units import Mode
-from kvctl.demo.deployment import Asked, Deployment, engines, launch
-from kvctl.demo.engine import Answer, EngineProcess
+from kvctl.demo.deployment import AskedRequest, Deployment, engines, launch
+from kvctl.demo.engine import EngineAnswer, EngineProcess
 from kvctl.demo.engine_spec import EngineSpec
 from kvctl.demo.kinds import TINY
 from kvctl.demo.models import prompt
@@ -140,7 +140,7 @@ def _serve(number: int, deployment: Deployment, single: EngineProcess) -> DemoOu
     )
 
 
-def _problem(asked: Asked, alone: Answer, *, equal: bool) -> str:
+def _problem(asked: AskedRequest, alone: EngineAnswer, *, equal: bool) -> str:
     """Why the answers of the prefiller, the decoder and the single engine are not what they should be."""
     for name, answer in (("prefill", asked.prefilled), ("decode", asked.decoded), ("single", alone)):
         if answer.error:

@@ -19,7 +19,7 @@ from kvctl.bench import pattern
 from kvctl.bench.memory import Memory, place
 from kvctl.demo.simulated_model import simulated_geometry
 from kvctl.engines.cards import engine_facts
-from kvctl.processes.commands import Command, Result, serve
+from kvctl.processes.commands import JsonCommand, JsonResult, serve
 from kvd.backends.registry import open_backend
 from kvd.client.session import KvdSession
 from kvd.topology.blocks import BlockList
@@ -38,7 +38,7 @@ ANSWER_SECONDS = 20.0
 LEASE_SECONDS = 30.0
 LOOK_SECONDS = 1.0
 
-Reply = TypeVar("Reply", bound=Message)
+Answer = TypeVar("Answer", bound=Message)
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class SimulatedScheduler:
     session: KvdSession
     leases: dict[str, float]
 
-    def ask(self, message: Message, answer: type[Reply]) -> Reply:
+    def ask(self, message: Message, answer: type[Answer]) -> Answer:
         """Ask kvd. Raises `TypeError` for an answer of another kind, `ClientError` for none."""
         got = self.session.call(message, ANSWER_SECONDS).result()
         if not isinstance(got, answer):
@@ -71,7 +71,7 @@ class SimulatedWorker:
         return self.scheduler
 
 
-def _begin(who: Command) -> tuple[SimulatedWorker, Result]:
+def _begin(who: JsonCommand) -> tuple[SimulatedWorker, JsonResult]:
     """Register the memory with the backend, the worker with kvd, and for rank 0 the scheduler as well."""
     rank, directory = who["rank"], who["runtime_dir"]
     engine = simulated_geometry(who["engine_id"], who["ranks"], who["blocks"], who.get("stages", 1))
@@ -118,13 +118,13 @@ def _scheduler(facts: EngineFacts, settings: ConnectorSettings, directory: str) 
     return SimulatedScheduler(session, leases)
 
 
-def _fill(worker: SimulatedWorker, command: Command) -> Result:
+def _fill(worker: SimulatedWorker, command: JsonCommand) -> JsonResult:
     """Prefill: put the request's bytes into its blocks."""
     pattern.fill(worker.memory, _blocks(command["blocks"]), command["request"])
     return {}
 
 
-def _offer(worker: SimulatedWorker, command: Command) -> Result:
+def _offer(worker: SimulatedWorker, command: JsonCommand) -> JsonResult:
     """As the scheduler: keep the blocks for a decoder, and say where it finds them."""
     scheduler, request, blocks = worker.scheduling(), command["request"], command["blocks"]
     engine_id, state = worker.half.engine.engine_id, scheduler.session.state
@@ -146,7 +146,7 @@ def _offer(worker: SimulatedWorker, command: Command) -> Result:
     return {"prefill": msgspec.to_builtins(prefill)}
 
 
-def _load(worker: SimulatedWorker, command: Command) -> Result:
+def _load(worker: SimulatedWorker, command: JsonCommand) -> JsonResult:
     """Decode's first step: claim the lease, read what another engine prefilled, release, compare every byte."""
     scheduler, blocks = worker.scheduling(), _blocks(command["blocks"])
     prefill = msgspec.convert(command["prefill"], RemotePrefill)

@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterable, Iterator
 
 from kvctl.cli.settings import Settings
 from kvctl.errors import KvctlError
-from kvctl.views.doctor import About, Check, State
+from kvctl.views.doctor import About, Check, CheckState
 
 
-def checked(about: About, state: State, code: str, found: str, hint: str = "", reason: str = "") -> Check:
+def checked(
+    about: About, state: CheckState, code: str, found: str, hint: str = "", reason: str = ""
+) -> Check:
     """What was looked at; each part has the function with its own ``about``."""
     return Check(code=code, about=about, state=state, reason=reason, found=found, hint=hint)
 

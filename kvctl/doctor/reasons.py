@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from kvctl.doctor.checks import checked
 from kvctl.doctor.losses import LossScene, Lost, ServedEngine, decoding, prefilling
-from kvctl.views.doctor import Check, State
+from kvctl.views.doctor import Check, CheckState
 from kvd.wire.miss import MissCode
 from kvd.wire.outcomes import ASKED_TO_PREFILL, OTHER_PARAMS, NotOffered, Outcome, OutcomeRow
 
@@ -271,7 +271,7 @@ def _finding(scene: LossScene) -> Check:
         f"{scene.me.row.engine_id}: {seen} ({loss.share:.0%} of their tokens) {gone}: {reason.says(scene)}"
     )
     failed = loss.share >= FAILS_FROM and not scene.me.in_the_dark  # it may be meant to serve alone
-    state: State = "failed" if failed else "warning"
+    state: CheckState = "failed" if failed else "warning"
     return checked("transfers", state, "NOT_DISAGGREGATED", found, reason.hint, reason.name)
 
 

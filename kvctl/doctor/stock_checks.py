@@ -12,7 +12,7 @@ from kvctl.engines.probing import probed
 from kvctl.engines.stock import StockAddress, stock_address, stock_engine
 from kvctl.errors import KvctlError, UsageError
 from kvctl.stock.bounded import StockGarbage, StockSilent, StockUnreachable
-from kvctl.views.doctor import Check, State
+from kvctl.views.doctor import Check, CheckState
 from kvd.addresses import is_loopback
 from kvd.geometry.model import EngineGeometry
 
@@ -110,7 +110,7 @@ def _pair(reader: EngineGeometry, source: EngineGeometry) -> Iterator[Check]:
     pair = described(reader, source)
     for finding in pair.findings:
         if finding.severity != "info":
-            state: State = "failed" if finding.severity == "error" else "warning"
+            state: CheckState = "failed" if finding.severity == "error" else "warning"
             yield _stock(state, finding.code, finding.message, finding.hint)
     if pair.compatible and not any(finding.severity == "error" for finding in pair.findings):
         unknown = (

@@ -11,7 +11,7 @@ from kvctl.doctor.checks import checked
 from kvctl.engines.cards import engine_geometry
 from kvctl.engines.pairs import suggested
 from kvctl.errors import KvctlError
-from kvctl.views.doctor import Check, State
+from kvctl.views.doctor import Check, CheckState
 from kvctl.views.slow import slow_document
 from kvd.topology.compat import compare
 from kvd.wire.transfer import ListTransfers, TransferList, TransferRecord
@@ -39,7 +39,7 @@ def checks_of(answer: TransferList) -> Iterator[Check]:
             "type it as root, or as the user of kvd",
         )
     if not answer.rows:
-        state: State = "skipped" if answer.hidden else "ok"
+        state: CheckState = "skipped" if answer.hidden else "ok"
         yield _transfers(
             state, "TRANSFERS", f"none{' of your engines' if answer.hidden else ''} recorded yet"
         )

@@ -10,7 +10,7 @@ from kvctl import daemon
 from kvctl.cli.settings import Settings
 from kvctl.errors import UsageError
 
-Decoder = Annotated[
+DecoderOption = Annotated[
     str,
     typer.Option(
         "--engine", "-e", metavar="ENGINE", help="The decoding engine; needed where kvd has several."

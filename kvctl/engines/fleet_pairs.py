@@ -22,10 +22,10 @@ class EngineKind:
     caches: list[EngineGeometry] = field(default_factory=list)
 
 
-Pair = tuple[EngineKind, EngineKind]
+KindPair = tuple[EngineKind, EngineKind]
 
 
-def fleet_pairs(rows: Mapping[str, Sequence[EngineRow]], named: Sequence[str]) -> list[Pair]:
+def fleet_pairs(rows: Mapping[str, Sequence[EngineRow]], named: Sequence[str]) -> list[KindPair]:
     """The pairs (reader, source) that roles and models suggest, of the engines of each host that have a card.
 
     ``named``: one engine, of which alone the pairs are, or two, of which the first reads from the second whatever their
@@ -38,7 +38,7 @@ def fleet_pairs(rows: Mapping[str, Sequence[EngineRow]], named: Sequence[str]) -
     return [pair for pair in _suggested(kinds) if not chosen or chosen[0] in pair]
 
 
-def caches_of(pair: Pair) -> tuple[EngineGeometry, EngineGeometry]:
+def caches_of(pair: KindPair) -> tuple[EngineGeometry, EngineGeometry]:
     """One cache of each side; two of one kind where it reads from itself."""
     reader, source = pair
     return reader.caches[0], source.caches[-1]
@@ -85,7 +85,7 @@ def _alike(cache: EngineGeometry) -> object:
     )
 
 
-def _suggested(kinds: Sequence[EngineKind]) -> Iterator[Pair]:
+def _suggested(kinds: Sequence[EngineKind]) -> Iterator[KindPair]:
     for reader in kinds:
         for source in kinds:
             if (

@@ -16,19 +16,19 @@ from kvd.backends.registry import MEASURED
 if TYPE_CHECKING:
     from kvd.geometry.model import EngineGeometry
 
-Model = Annotated[
+ModelOption = Annotated[
     str | None,
     typer.Option("--model", "-m", metavar="MODEL", help="A preset's name, or a path of a config.json."),
 ]
-Local = Annotated[
+LocalOption = Annotated[
     str | None,
     typer.Option("--local", metavar="OPTIONS", help="The reading engine of --model: tp=4,block_size=64."),
 ]
-Remote = Annotated[
+RemoteOption = Annotated[
     str | None,
     typer.Option("--remote", metavar="OPTIONS", help="The engine of --model that is read from: tp=8."),
 ]
-Backends = Annotated[
+BackendsOption = Annotated[
     str | None,
     choices(
         "--backend",
@@ -36,7 +36,7 @@ Backends = Annotated[
         help="Which to try. [benchmark: all there are; replay: the recorded one]",
     ),
 ]
-Memory = Annotated[
+MemoryOption = Annotated[
     int,
     typer.Option(
         "--memory",
@@ -45,12 +45,12 @@ Memory = Annotated[
         help="Most KV memory of both processes. [benchmark: 1GiB; replay: 2GiB]",
     ),
 ]
-NoVerify = Annotated[bool, typer.Option("--no-verify", help="Do not compare the bytes that land.")]
-Report = Annotated[
+NoVerifyOption = Annotated[bool, typer.Option("--no-verify", help="Do not compare the bytes that land.")]
+ReportOption = Annotated[
     Path | None,
     typer.Option("--report", metavar="FILE", dir_okay=False, help="Write a page of HTML as well."),
 ]
-To = Annotated[
+ToOption = Annotated[
     str | None,
     typer.Option(
         "--to",
@@ -58,7 +58,7 @@ To = Annotated[
         help="The other side's memory is on that host, where `kvctl serve` runs. [default: both here]",
     ),
 ]
-KeyFile = Annotated[
+KeyFileOption = Annotated[
     Path | None,
     typer.Option("--key-file", metavar="FILE", help="The pair of keys of both sides (kvd --new-keys FILE)."),
 ]

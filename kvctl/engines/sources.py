@@ -43,7 +43,7 @@ class EngineId:
     name: str
 
 
-Source = EngineGeometry | EngineId | StockAddress
+EngineSource = EngineGeometry | EngineId | StockAddress
 _BLOCK_SIZE = re.compile(r":.*\bblock[-_]size=(\d+)")
 
 
@@ -74,7 +74,7 @@ def load_pair(texts: Sequence[str], settings: Settings) -> tuple[EngineGeometry,
     return here, there
 
 
-def source(text: str) -> Source:
+def source(text: str) -> EngineSource:
     """What ``text`` names; nobody is asked. Raises `UsageError` and `CheckFailed`, see `load`."""
     if stock := stock_address(text):
         return stock

@@ -26,7 +26,7 @@ from kvd.geometry.families import AttentionShape, LatentShape, ModelShape
 from kvd.geometry.model import EngineGeometry
 
 Scheme = Literal["nixl", "mooncake"]
-Facts = dict[str, str | int | float | bool | None]
+StockFacts = dict[str, str | int | float | bool | None]
 
 NIXL, MOONCAKE = "NixlConnector", "MooncakeConnector"
 TRIED_TP = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
@@ -140,9 +140,9 @@ def _nixl(address: StockAddress, seconds: float) -> EngineGeometry:
     )
 
 
-def _nixl_facts(address: StockAddress, worker: StockWorker, key: OpenedHash | None) -> Facts:
+def _nixl_facts(address: StockAddress, worker: StockWorker, key: OpenedHash | None) -> StockFacts:
     told = worker.metadata
-    facts: Facts = {
+    facts: StockFacts = {
         "connector": NIXL,
         "handshake": worker.generation.shown,
         "compatibility_hash": worker.compatibility_hash[:16],
@@ -172,7 +172,9 @@ def _nixl_facts(address: StockAddress, worker: StockWorker, key: OpenedHash | No
     return facts
 
 
-def _merged(address: StockAddress, planned: Facts, told: Facts, key: OpenedHash | None) -> Facts:
+def _merged(
+    address: StockAddress, planned: StockFacts, told: StockFacts, key: OpenedHash | None
+) -> StockFacts:
     """What is told, over what follows from the model; defaults that nobody told or typed are left out."""
     assumed = {"dtype", "cache_dtype", "speculative_tokens", "layout"} - address.typed
     if key is not None:
@@ -252,7 +254,7 @@ def _undescribed(
     address: StockAddress,
     engine_id: str,
     generation: str,
-    facts: Facts,
+    facts: StockFacts,
     *,
     tp: int = 0,
     pp: int = 0,
@@ -281,7 +283,7 @@ def _mooncake(address: StockAddress, seconds: float) -> EngineGeometry:
             f" workers have registered, not {ranks}",
             "RANK_NOT_REGISTERED: see the logs of these ranks, and restart the engine; pulls from it would hang",
         )
-    facts: Facts = {"connector": MOONCAKE}
+    facts: StockFacts = {"connector": MOONCAKE}
     shape = _shape(address)
     if shape is None:
         return _undescribed(address, registered.engine_id, "", facts, tp=registered.tp, pp=registered.pp)

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 
-class Text(Struct, frozen=True, forbid_unknown_fields=True):
+class CodeText(Struct, frozen=True, forbid_unknown_fields=True):
     """What is said of one code: what it means, why it comes about, what to look at, what to do.
 
     ``test`` is the test that brings it about; empty for the codes of families, with which nothing is answered.
@@ -48,14 +48,14 @@ KINDS = (
 """In the order in which they are shown."""
 
 
-def texts(kind: Kind) -> dict[str, Text]:
+def texts(kind: Kind) -> dict[str, CodeText]:
     """The codes of a kind with their texts, in the order of the file."""
     return msgspec.yaml.decode(
-        Path(__file__).with_name(f"{kind.name}.yaml").read_bytes(), type=dict[str, Text]
+        Path(__file__).with_name(f"{kind.name}.yaml").read_bytes(), type=dict[str, CodeText]
     )
 
 
-def entries() -> Iterator[tuple[Kind, str, Text]]:
+def entries() -> Iterator[tuple[Kind, str, CodeText]]:
     """All of them, kind by kind."""
     for kind in KINDS:
         for code, text in texts(kind).items():

@@ -9,13 +9,10 @@ from pathlib import Path
 from kvctl.cli.parsing import near_misses
 from kvctl.errors import NotPermitted, UsageError
 from kvctl.fleet.contexts import Context
-from kvd.addresses import join_address, split_address
+from kvd.addresses import HostPort, join_address, split_address
 from kvd.client.remote import RemoteKvd
 from kvd.keys import ANY_PORT, KeyFileError, KeyPair, TrustedKey, read_pair, read_trusted
 from kvd.wire.query import KvdStatus
-
-Place = tuple[str, int]
-"""A host and its port."""
 
 
 @dataclass(frozen=True)
@@ -26,23 +23,23 @@ class KnownHosts:
     those that were asked for.
     """
 
-    places: tuple[Place, ...]
+    places: tuple[HostPort, ...]
     pair: KeyPair | None
     trusted: tuple[TrustedKey, ...]
     source: str
-    own: Place | None = None
+    own: HostPort | None = None
 
     def of(self, name: str) -> RemoteKvd:
         """The kvd at ``host:port``, or at a known ``host``. Raises `UsageError`: not known, or no key for it."""
         return self.at(self.place(name))
 
-    def place(self, name: str) -> Place:
+    def place(self, name: str) -> HostPort:
         """The place that somebody calls ``name``. Raises `UsageError`."""
         try:
             return split_address(name)
         except ValueError:
             bare = name.strip("[]")
-            every: list[Place] = [*self.places, *([self.own] if self.own else [])]
+            every: list[HostPort] = [*self.places, *([self.own] if self.own else [])]
             found = [place for place in every if place[0] == bare]
             if len(found) == 1:
                 return found[0]
@@ -56,7 +53,7 @@ class KnownHosts:
                 "give HOST:PORT, as peer.advertise has it",
             ) from None
 
-    def at(self, place: Place) -> RemoteKvd:
+    def at(self, place: HostPort) -> RemoteKvd:
         """How the kvd at a place is asked. Raises `UsageError` where no key is known for it."""
         if self.pair is None:
             return RemoteKvd(*place)
@@ -99,7 +96,7 @@ def of_kvd(status: KvdStatus) -> KnownHosts:
     return KnownHosts(tuple(place for place in places if place != own), pair, trusted, source, own)
 
 
-def _places(trusted: Iterable[TrustedKey]) -> list[Place]:
+def _places(trusted: Iterable[TrustedKey]) -> list[HostPort]:
     return list(dict.fromkeys((one.host, one.port) for one in trusted if one.host and one.port))
 
 

@@ -15,16 +15,18 @@ from kvd.wire.transfer import ListTransfers
 STATES = ("done", "miss")
 CHECKSUMS = ("ok", "differs", "unknown")
 
-Engine = Annotated[str, typer.Option("--engine", "-e", metavar="ENGINE", help="Only to or from this engine.")]
-Peer = Annotated[
+EngineOption = Annotated[
+    str, typer.Option("--engine", "-e", metavar="ENGINE", help="Only to or from this engine.")
+]
+PeerOption = Annotated[
     str,
     typer.Option(
         "--peer", "-p", metavar="ENGINE", help="Only from this engine; with --engine, between both."
     ),
 ]
-Request = Annotated[str, typer.Option("--request", "-r", metavar="ID", help="Only of this request.")]
-State = Annotated[str | None, choice("--state", STATES, help="Only done, or misses.")]
-Code = Annotated[
+RequestOption = Annotated[str, typer.Option("--request", "-r", metavar="ID", help="Only of this request.")]
+StateOption = Annotated[str | None, choice("--state", STATES, help="Only done, or misses.")]
+CodeOption = Annotated[
     str | None,
     typer.Option(
         "--code",
@@ -33,13 +35,13 @@ Code = Annotated[
         help="Only misses of this code (docs/transfers.md).",
     ),
 ]
-Checksum = Annotated[
+ChecksumOption = Annotated[
     str | None, choice("--checksum", CHECKSUMS, help="Only those whose checksums were compared so.")
 ]
-Backend = Annotated[str, typer.Option("--backend", metavar="NAME", help="Only moved by this backend.")]
-Since = Annotated[float | None, duration("--since", help="Only of the last 10m, 2h, 1d; 10 is 10s.")]
-SlowerThan = Annotated[float | None, duration("--slower-than", help="Only those that took longer.")]
-From = Annotated[
+BackendOption = Annotated[str, typer.Option("--backend", metavar="NAME", help="Only moved by this backend.")]
+SinceOption = Annotated[float | None, duration("--since", help="Only of the last 10m, 2h, 1d; 10 is 10s.")]
+SlowerThanOption = Annotated[float | None, duration("--slower-than", help="Only those that took longer.")]
+FromOption = Annotated[
     str,
     typer.Option(
         "--from", metavar="TRACE", help="From a trace, by file or imported name, instead of from kvd."

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from kvctl.cli.numbers import rate, size, span
-from kvctl.ledger.slow_pairs import Key, SlowPair
+from kvctl.ledger.slow_pairs import PairKey, SlowPair
 from kvctl.ledger.statistics import posted, quantile, took
 from kvd.wire.transfer import OTHER, TransferRecord
 
@@ -39,21 +39,21 @@ NOTABLE = 0.001
 """Seconds. A transfer that takes less is not worth a word, wherever its time goes."""
 
 
-Severity = Literal["warning", "info"]
+SlowSeverity = Literal["warning", "info"]
 
 
 class SlowFinding(Struct, frozen=True, kw_only=True):
     """One thing worth doing."""
 
     code: Annotated[str, Meta(description="stable")]
-    severity: Severity
+    severity: SlowSeverity
     pair: Annotated[str, Meta(description="which transfers: remote to local, backend")]
     message: str
     hint: str
 
 
 def find(
-    pairs: Sequence[SlowPair], records: Mapping[Key, Sequence[TransferRecord]]
+    pairs: Sequence[SlowPair], records: Mapping[PairKey, Sequence[TransferRecord]]
 ) -> tuple[SlowFinding, ...]:
     """All findings, warnings first, in the order of the pairs."""
     found: list[SlowFinding] = []
@@ -237,6 +237,6 @@ def _ranks(pair: SlowPair, records: Sequence[TransferRecord]) -> Iterator[SlowFi
         )  # fmt: skip
 
 
-def _finding(code: str, severity: Severity, pair: SlowPair, message: str, hint: str) -> SlowFinding:
+def _finding(code: str, severity: SlowSeverity, pair: SlowPair, message: str, hint: str) -> SlowFinding:
     where = f"{pair.remote_engine} to {pair.local_engine}, {pair.backend}"
     return SlowFinding(code=code, severity=severity, pair=where, message=message, hint=hint)

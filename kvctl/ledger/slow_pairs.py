@@ -11,16 +11,16 @@ from kvctl.cli.units import Bytes, BytesPerSecond, Count, Seconds
 from kvctl.ledger.statistics import moving, quantile, took
 from kvd.wire.transfer import LedgerRow, TransferRecord
 
-Key = tuple[str, str, str, str]
+PairKey = tuple[str, str, str, str]
 """Remote engine, local engine, backend, mode."""
-Share = Annotated[float, Meta(ge=0, le=1, description="part of the whole, 0 to 1")]
+TimeShare = Annotated[float, Meta(ge=0, le=1, description="part of the whole, 0 to 1")]
 
 
 class StageTime(Struct, frozen=True, kw_only=True):
     """One stage of many transfers."""
 
     stage: str
-    share: Share
+    share: TimeShare
     seconds_p50: Seconds
     seconds_p99: Seconds
 
@@ -47,16 +47,16 @@ class SlowPair(Struct, frozen=True, kw_only=True):
     stages: Annotated[tuple[StageTime, ...], Meta(description="in the order in which they happen")]
 
 
-def by_pair(rows: Iterable[LedgerRow]) -> dict[Key, list[TransferRecord]]:
+def by_pair(rows: Iterable[LedgerRow]) -> dict[PairKey, list[TransferRecord]]:
     """The records of each pair of engines, backend and mode."""
-    found: dict[Key, list[TransferRecord]] = {}
+    found: dict[PairKey, list[TransferRecord]] = {}
     for row in rows:
         r = row.record
         found.setdefault((r.remote_engine, r.local_engine, r.backend, r.mode), []).append(r)
     return found
 
 
-def slow_pair(key: Key, records: Sequence[TransferRecord]) -> SlowPair:
+def slow_pair(key: PairKey, records: Sequence[TransferRecord]) -> SlowPair:
     """What the records of a pair say."""
     stages: dict[str, list[float]] = {}
     for record in records:

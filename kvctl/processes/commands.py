@@ -9,15 +9,19 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-Command = dict[str, Any]
-Result = dict[str, Any]
+from kvd.errors import KvdError
+
+JsonCommand = dict[str, Any]
+JsonResult = dict[str, Any]
 Work = TypeVar("Work")
-Handlers = Mapping[str, Callable[[Work, Command], Result]]
+Handlers = Mapping[str, Callable[[Work, JsonCommand], JsonResult]]
 """What carries a command out, by the word under ``do``."""
 
 
 def serve(
-    begin: Callable[[Command], tuple[Work, Result]], handlers: Handlers[Work], end: Callable[[Work], None]
+    begin: Callable[[JsonCommand], tuple[Work, JsonResult]],
+    handlers: Handlers[Work],
+    end: Callable[[Work], None],
 ) -> None:
     """Carry out commands until stdin ends. ``begin`` gets the first line, which says who this process is.
 
@@ -27,7 +31,7 @@ def serve(
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 
-    def say(answer: Result) -> None:
+    def say(answer: JsonResult) -> None:
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
 
@@ -49,7 +53,7 @@ def serve(
         end(work)
 
 
-def _failed(error: Exception) -> Result:
+def _failed(error: Exception) -> JsonResult:
     traceback.print_exc()
-    hint = getattr(error, "hint", "")
-    return {"error": f"{error}; {hint}" if hint else f"{error}" or type(error).__name__}
+    told = error.with_hint if isinstance(error, KvdError) else str(error)
+    return {"error": told or type(error).__name__}

@@ -15,10 +15,10 @@ from msgspec import Meta, Struct
 
 from kvctl.stock.bounded import StockGarbage
 
-Text = Annotated[str, Meta(max_length=512)]
-Whole = Annotated[int, Meta(ge=0)]
-Wholes = Annotated[list[Whole], Meta(max_length=65536)]
-Names = Annotated[list[Text], Meta(max_length=65536)]
+StockText = Annotated[str, Meta(max_length=512)]
+StockWhole = Annotated[int, Meta(ge=0)]
+Wholes = Annotated[list[StockWhole], Meta(max_length=65536)]
+Names = Annotated[list[StockText], Meta(max_length=65536)]
 
 
 class Payload(Struct, frozen=True):
@@ -35,16 +35,16 @@ class NixlMetadata(Struct, frozen=True, kw_only=True):
     vLLM's. ``block_lens`` and ``block_strides`` are in bytes, one a region.
     """
 
-    engine_id: Text
+    engine_id: StockText
     agent_metadata: bytes
     kv_caches_base_addr: Wholes
     device_id: int
     num_blocks: Annotated[int, Meta(ge=1)]
     block_lens: Wholes
-    kv_cache_layout: Text
+    kv_cache_layout: StockText
     block_size: Annotated[int, Meta(ge=1)]
-    ssm_sizes: tuple[Whole, Whole]
-    attn_backend_name: Text
+    ssm_sizes: tuple[StockWhole, StockWhole]
+    attn_backend_name: StockText
     physical_blocks_per_logical_kv_block: Annotated[int, Meta(ge=1)]
     dcp_size: Annotated[int, Meta(ge=1)] | None = None
     pcp_size: Annotated[int, Meta(ge=1)] | None = None
@@ -54,8 +54,8 @@ class NixlMetadata(Struct, frozen=True, kw_only=True):
     region_names: Names | None = None
     region_mem_types: Names | None = None
     region_members: Annotated[list[Names], Meta(max_length=65536)] | None = None
-    packed_member_layouts: dict[str, tuple[Whole, Whole]] | None = None
-    ple_block_len: Whole | None = None
+    packed_member_layouts: dict[str, tuple[StockWhole, StockWhole]] | None = None
+    ple_block_len: StockWhole | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from kvctl.errors import KvctlError
 from kvctl.top.looking import Look
 from kvctl.top.tables import TABLES, Table, chosen, fitting
 from kvctl.views.drawing import as_text
-from kvctl.views.screen import Part, Styled
+from kvctl.views.screen import ScreenPart, Styled
 from kvctl.views.top import heading
 from kvctl.views.transfers.whole import WholeTransfer, whole_transfer_screen
 from kvd.shown import escaped
@@ -53,7 +53,7 @@ class Timeline(ModalScreen[None]):
 
     BINDINGS: ClassVar = [Binding("escape,q,enter", "dismiss", "Back")]
 
-    def __init__(self, what: Part) -> None:
+    def __init__(self, what: ScreenPart) -> None:
         super().__init__()
         self._what = what
 
@@ -149,7 +149,7 @@ class TopApp(App[None]):
         if not self._rows.is_attached:
             return  # it ends
         width = self.size.width
-        head: Part = heading(self.seen.top) if self.seen else [f"kvd at {self._watched.where}", ""]
+        head: ScreenPart = heading(self.seen.top) if self.seen else [f"kvd at {self._watched.where}", ""]
         self._head.update(_cut(as_text(head, 10_000), width))
         trouble = self._trouble or "held still; p goes on" * self._paused
         self._trouble_line.display = bool(trouble)
@@ -282,7 +282,7 @@ class TopApp(App[None]):
             self.action_table([table.name for table in TABLES].index("Transfers"))
             return
         try:
-            whole: Part = whole_transfer_screen(
+            whole: ScreenPart = whole_transfer_screen(
                 await asyncio.to_thread(self._watched.whole, which), wide=False
             )
         except KvctlError as error:

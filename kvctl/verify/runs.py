@@ -18,7 +18,7 @@ from kvd.wire import order
 from kvd.wire.transfer import ListTransfers, TransferList
 
 PREFILL_PARAMS = {"do_remote_decode": True, "do_remote_prefill": False}
-Load = Literal["done", "missed", "recovered", "not seen"]
+LoadSeen = Literal["done", "missed", "recovered", "not seen"]
 SEEN_SECONDS = 10.0
 """How long the ledger, or the order's end, is waited for after the answer is here."""
 TRIES = 3
@@ -127,7 +127,7 @@ def _missed(
         if miss is not None:
             break
     run: Run = "flight" if moment == "now" else moment
-    load: Load = "not seen"
+    load: LoadSeen = "not seen"
     cause, recovery = f"the order took other requests' loads {TRIES} times, or none came", None
     if miss is not None:
         load, cause = "missed", miss.cause
@@ -152,7 +152,7 @@ def _own_miss(settings: Settings, order_id: str, name: str) -> order.Miss | None
     return own
 
 
-def _loaded(settings: Settings, name: str) -> tuple[Load, str]:
+def _loaded(settings: Settings, name: str) -> tuple[LoadSeen, str]:
     """What the ledger has of a request's load, and why it missed."""
     until = time.monotonic() + SEEN_SECONDS
     while time.monotonic() < until:
@@ -173,7 +173,7 @@ def _run(  # noqa: PLR0913 - the fields of a row
     answer: Completion,
     references: Mapping[Reference, tuple[int, ...]],
     *,
-    load: Load,
+    load: LoadSeen,
     cause: str,
     recovery: float | None = None,
 ) -> VerifiedRun:

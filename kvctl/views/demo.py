@@ -7,11 +7,12 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from kvctl.cli.numbers import rate, size, span
-from kvctl.cli.units import Bytes, Count, Mode, RankName, Seconds
+from kvctl.cli.units import Bytes, Count, Mode, Seconds
 from kvctl.views.registry import View
-from kvctl.views.screen import Column, Part, Styled, number, table, yes_or_no
+from kvctl.views.screen import Column, ScreenPart, Styled, number, table, yes_or_no
 from kvctl.views.topology.document import Topology
 from kvctl.views.topology.screen import topology_screen
+from kvd.geometry.rank import RankName
 
 
 class DemoRequest(Struct, frozen=True, kw_only=True):
@@ -53,7 +54,7 @@ class Demo(Struct, frozen=True, kw_only=True):
     topology: Topology
 
 
-def demo_screen(body: Demo, wide: bool) -> Part:
+def demo_screen(body: Demo, wide: bool) -> ScreenPart:
     """What moved from where to where, request by request."""
     pulled = body.mode == "pull"
     requests = table(
@@ -73,7 +74,7 @@ def demo_screen(body: Demo, wide: bool) -> Part:
         Column("SOURCES", lambda r: ", ".join(r.remote_ranks) or "-", wide),
         Column("INTACT" if body.simulated else "EQUAL", lambda r: yes_or_no(good=r.equal)),
     )
-    parts: list[Part] = [topology_screen(body.topology, wide), ""] if body.topology.pairs else []
+    parts: list[ScreenPart] = [topology_screen(body.topology, wide), ""] if body.topology.pairs else []
     parts += [requests, "", _result(body)]
     parts += [
         Styled(f"{request.request}: {request.problem}", "red") for request in body.requests if request.problem
@@ -81,7 +82,7 @@ def demo_screen(body: Demo, wide: bool) -> Part:
     return parts
 
 
-def _result(body: Demo) -> Part:
+def _result(body: Demo) -> ScreenPart:
     count, good = len(body.requests), sum(request.equal and not request.problem for request in body.requests)
     came = sum(request.external_tokens for request in body.requests)
     asked = sum(request.prompt_tokens for request in body.requests)

@@ -8,7 +8,7 @@ from msgspec import Meta, Struct
 
 from kvctl.cli.units import filled
 from kvctl.views.registry import View
-from kvctl.views.screen import Cell, Column, Indented, Part, Styled, table
+from kvctl.views.screen import Cell, Column, Indented, ScreenPart, Styled, table
 from kvctl.views.topology.flows import shape
 from kvd.topology.describe import EngineSummary
 from kvd.topology.findings import FAILED
@@ -53,10 +53,10 @@ def diff_document(local: EngineSummary, remote: EngineSummary, factors: Sequence
     )
 
 
-def diff_screen(body: Diff, wide: bool) -> Part:
+def diff_screen(body: Diff, wide: bool) -> ScreenPart:
     """The two engines, then the factors that differ and how many agree; all of them when wide."""
     shown = [factor for factor in body.factors if wide or factor.differs]
-    parts: list[Part] = [
+    parts: list[ScreenPart] = [
         ("local   ", Styled(body.local.engine_id, "bold"), f" ({shape(body.local)})"),
         ("remote  ", Styled(body.remote.engine_id, "bold"), f" ({shape(body.remote)})"),
         "",
@@ -81,7 +81,7 @@ def _difference(factor: DiffFactor) -> Cell:
     return Styled("handled", "yellow") if factor.differs else Styled("none", "green")
 
 
-def _summary(body: Diff) -> Part:
+def _summary(body: Diff) -> ScreenPart:
     differing = sum(factor.differs for factor in body.factors)
     fatal = sum(not factor.ok for factor in body.factors)
     if body.same:

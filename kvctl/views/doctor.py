@@ -7,10 +7,10 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from kvctl.views.registry import View
-from kvctl.views.screen import Cell, Column, Part, Styled, table
+from kvctl.views.screen import Cell, Column, ScreenPart, Styled, table
 
 About = Literal["kvd", "engines", "transfers", "host", "backends", "peer"]
-State = Literal["ok", "warning", "failed", "skipped"]
+CheckState = Literal["ok", "warning", "failed", "skipped"]
 
 
 class Check(Struct, frozen=True, kw_only=True):
@@ -19,7 +19,7 @@ class Check(Struct, frozen=True, kw_only=True):
     code: Annotated[str, Meta(description="stable")]
     about: Annotated[About, Meta(description="part")]
     state: Annotated[
-        State,
+        CheckState,
         Meta(description="failed: transfers do not work; warning: they work, and something is worth doing"),
     ]
     reason: Annotated[str, Meta(description="stable; where a code has several reasons")] = ""
@@ -44,9 +44,9 @@ def doctor_document(checks: list[Check]) -> Doctor:
 STYLES = {"ok": "green", "warning": "yellow", "failed": "red", "skipped": "dim"}
 
 
-def doctor_screen(body: Doctor, wide: bool) -> Part:
+def doctor_screen(body: Doctor, wide: bool) -> ScreenPart:
     """All checks, then what to do about those that are not well; codes when wide."""
-    parts: list[Part] = [
+    parts: list[ScreenPart] = [
         table(
             body.checks,
             Column("ABOUT", lambda check: check.about),

@@ -16,7 +16,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from kvctl.views.screen import Cell, Foldable, Indented, Part, Styled, TextTable
+from kvctl.views.screen import Cell, Foldable, Indented, ScreenPart, Styled, TextTable
 from kvd.shown import escaped
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ _GAP = 2
 """Blanks between two columns."""
 
 
-def drawn(screen: Part, settings: Settings) -> str:
+def drawn(screen: ScreenPart, settings: Settings) -> str:
     """The screen as lines of text, in colour where the settings and the terminal say so."""
     console = _console(settings)
     lines = [*_lines(screen, console)]
@@ -50,13 +50,13 @@ def drawn(screen: Part, settings: Settings) -> str:
     return "".join(line.rstrip() + "\n" for line in text.splitlines())
 
 
-def as_text(screen: Part, width: int) -> Text:
+def as_text(screen: ScreenPart, width: int) -> Text:
     """The screen for a terminal of so many columns, as text with styles."""
     console = Console(file=io.StringIO(), width=width, highlight=False, markup=False, emoji=False)
     return Text("\n").join(_lines(screen, console))
 
 
-def _lines(part: Part, console: Console, indent: int = 0) -> Iterator[Text]:
+def _lines(part: ScreenPart, console: Console, indent: int = 0) -> Iterator[Text]:
     if isinstance(part, TextTable):
         yield from _columns(part, console) if part.headers else _pairs(part, console)
     elif isinstance(part, Foldable):

@@ -9,16 +9,17 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from kvctl.cli.numbers import age
-from kvctl.cli.units import Count, RankName, Scalar, Time, filled
+from kvctl.cli.units import Count, Scalar, Time, filled
 from kvctl.views.folded.rows import listing
 from kvctl.views.registry import View, moment, named
-from kvctl.views.screen import Column, Part, measure, names, number, sizes, state
+from kvctl.views.screen import Column, ScreenPart, measure, names, number, sizes, state
 from kvd.addresses import join_address
+from kvd.geometry.rank import RankName
 from kvd.wire.identity import Endpoint, Role
 from kvd.wire.outcomes import OutcomeCount
 from kvd.wire.query import EngineRow
 
-Place = Literal["local", "peer"]
+EngineNearness = Literal["local", "peer"]
 
 
 class EngineDocument(Struct, frozen=True, kw_only=True):
@@ -32,7 +33,7 @@ class EngineDocument(Struct, frozen=True, kw_only=True):
     pp: Count
     dcp: Count
     groups: Annotated[int, Meta(ge=0, description="KV cache groups")]
-    place: Place
+    place: EngineNearness
     state: Annotated[str, Meta(description="ready, partial, gone or unreachable")]
     since: Annotated[Time, Meta(description="last change of state")]
     world_size: Annotated[int, Meta(ge=0, description="workers that make the engine complete")]
@@ -83,7 +84,7 @@ def engine_document(row: EngineRow, lately: tuple[OutcomeCount, ...] = ()) -> En
     )
 
 
-def engines_screen(body: Engines, wide: bool) -> Part:
+def engines_screen(body: Engines, wide: bool) -> ScreenPart:
     """One engine a line."""
     return listing(body.engines, *engine_columns(body.engines, wide))
 

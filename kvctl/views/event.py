@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 from kvctl.cli.numbers import clock
 from kvctl.cli.units import Scalar, Time
 from kvctl.views.registry import View, moment
-from kvctl.views.screen import Part, Styled
+from kvctl.views.screen import ScreenPart, Styled
 from kvd.wire import event as wire
 
 
@@ -33,7 +33,7 @@ def event_document(event: wire.KvdEvent) -> Event:
 _BAD = ("gone", "down", "expired", "refused", "miss", "lost")
 
 
-def event_screen(body: Event, wide: bool) -> Part:
+def event_screen(body: Event, wide: bool) -> ScreenPart:
     """One line: time, what happened, to whom, the details; the sequence number in front when wide."""
     bad, good = body.event.endswith(_BAD), body.event.endswith(("ready", "done", "up"))
     style = "red" if bad else "green" if good else ""

@@ -11,10 +11,12 @@ from kvctl.cli.numbers import clock, span
 from kvctl.cli.units import Count, Seconds, Time, filled
 from kvctl.ledger.statistics import quantile
 from kvctl.views.registry import View, moment
-from kvctl.views.screen import Cell, Column, Part, facts, number, state, table
-from kvd.wire.order import AllWaiting, ForcedMisses, ForcePlan, Miss, OneRequest, PlannedMiss, Target
+from kvctl.views.screen import Cell, Column, ScreenPart, facts, number, state, table
+from kvd.wire.order import STEPS, AllWaiting, ForcedMisses, ForcePlan, Miss, OneRequest, PlannedMiss, Target
 
-State = Literal["planned", "ordered", "forced", "reported", "rescheduled", "recovered", "late", "over"]
+ForcedMissState = Literal[
+    "planned", "ordered", "forced", "reported", "rescheduled", "recovered", "late", "over"
+]
 
 
 class ForcedRequest(Struct, frozen=True, kw_only=True):
@@ -22,7 +24,7 @@ class ForcedRequest(Struct, frozen=True, kw_only=True):
 
     request_id: str
     prefiller: str
-    state: State
+    state: ForcedMissState
     tokens: Annotated[Count, Meta(description="tokens that the load would bring, with those that are here")]
     kept: Annotated[
         Count | None,
@@ -147,14 +149,13 @@ def _recovery(misses: Iterable[Miss]) -> Iterable[float]:
             yield miss.steps["first_token"] - miss.steps["forced"]
 
 
-STEPS = ("forced", "quiesced", "reported", "rescheduled", "first_token")
 CHANNELS = {
     "blocks": "what was computed before the load is kept",
     "request": "all that was computed is dropped",
 }
 
 
-def forced_miss_screen(body: ForcedMiss, wide: bool) -> Part:
+def forced_miss_screen(body: ForcedMiss, wide: bool) -> ScreenPart:
     """The order, then one request a line: what it would lose, or the seconds after the order of each step."""
     several = "" if body.groups == 1 else f" ({body.groups} KV cache groups)"
     rows: list[tuple[str, Cell]] = [
@@ -173,14 +174,14 @@ def forced_miss_screen(body: ForcedMiss, wide: bool) -> Part:
     return [facts(*rows), "", table]
 
 
-def cleared_orders_screen(body: ClearedOrders, _wide: bool) -> Part:
+def cleared_orders_screen(body: ClearedOrders, _wide: bool) -> ScreenPart:
     """One order a line."""
     return table(
         body.order_ids, Column("ORDER", lambda order_id: order_id), Column("ENGINE", lambda _: body.engine_id)
     )
 
 
-def _plan(body: ForcedMiss) -> Part:
+def _plan(body: ForcedMiss) -> ScreenPart:
     return table(
         body.requests,
         Column("REQUEST", lambda r: r.request_id),
@@ -192,7 +193,7 @@ def _plan(body: ForcedMiss) -> Part:
     )
 
 
-def _timeline(body: ForcedMiss, wide: bool) -> Part:
+def _timeline(body: ForcedMiss, wide: bool) -> ScreenPart:
     causes = wide or any(r.state in ("late", "over") for r in body.requests)
     return table(
         body.requests,

@@ -7,7 +7,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from kvctl.views.registry import View, kind_of, views
-from kvctl.views.screen import Column, Part, table
+from kvctl.views.screen import Column, ScreenPart, table
 
 
 class KindName(Struct, frozen=True, kw_only=True):
@@ -40,7 +40,7 @@ def kinds_document() -> Kinds:
     )
 
 
-def kinds_screen(body: Kinds, wide: bool) -> Part:
+def kinds_screen(body: Kinds, wide: bool) -> ScreenPart:
     """One kind a line; what its items are when wide."""
     return table(
         body.kinds,

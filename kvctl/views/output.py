@@ -15,7 +15,7 @@ from kvctl.cli.settings import TABLES, Settings
 from kvctl.cli.talk import plain_lines
 from kvctl.views.folded.rows import settled
 from kvctl.views.registry import lines, view_of, wrapped
-from kvctl.views.screen import Part, marked
+from kvctl.views.screen import ScreenPart, marked
 from kvd.shown import has_controls, in_json
 
 Body = TypeVar("Body", bound=msgspec.Struct)
@@ -34,7 +34,7 @@ def show_repeatedly(fetch: Callable[[], Body], settings: Settings, every: float 
     as pages that begin with the time. The answer is fetched before the old one is drawn over, so that a daemon that is
     gone leaves the last one standing.
     """
-    before: Part | None = None
+    before: ScreenPart | None = None
     while True:
         body = fetch()
         if every is None:
@@ -52,7 +52,7 @@ def show_repeatedly(fetch: Callable[[], Body], settings: Settings, every: float 
         time.sleep(every)
 
 
-def _over(now: Part, before: Part | None, settings: Settings) -> str:
+def _over(now: ScreenPart, before: ScreenPart | None, settings: Settings) -> str:
     """What draws one screen over the other without a flicker; as many lines as the terminal has."""
     from kvctl.views.drawing import drawn
 
@@ -67,14 +67,14 @@ def _over(now: Part, before: Part | None, settings: Settings) -> str:
     return "\x1b[H" + clear + "".join(f"{line}\x1b[K\n" for line in lines) + "\x1b[J"
 
 
-def _page(now: Part, before: Part | None, settings: Settings) -> str:
+def _page(now: ScreenPart, before: ScreenPart | None, settings: Settings) -> str:
     from kvctl.views.drawing import drawn
 
     moment = numbers.now().astimezone().isoformat(timespec="seconds")
     return ("" if before is None else "\n") + f"{moment}\n{drawn(now, settings)}"
 
 
-def _screen(body: msgspec.Struct, settings: Settings) -> Part:
+def _screen(body: msgspec.Struct, settings: Settings) -> ScreenPart:
     view = view_of(body)
     if view.screen is None:
         raise TypeError(f"{view.struct.__name__} has no screen")

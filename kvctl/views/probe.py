@@ -9,7 +9,8 @@ from msgspec import Meta, Struct
 from kvctl.cli.numbers import span
 from kvctl.cli.units import Count, Seconds
 from kvctl.views.registry import View
-from kvctl.views.screen import Cell, Column, Part, Styled, number, table
+from kvctl.views.screen import Cell, Column, ScreenPart, Styled, number, table
+from kvd.errors import joined
 
 if TYPE_CHECKING:
     from kvctl.engines.probing import ProbedListener
@@ -54,7 +55,7 @@ def probe_document(address: str, asked: int, found: ProbedListener) -> Probe:
     )
 
 
-def probe_screen(body: Probe, _wide: bool) -> Part:
+def probe_screen(body: Probe, _wide: bool) -> ScreenPart:
     """One row, then whether it serves on."""
     row = table(
         (body,),
@@ -74,8 +75,7 @@ def _took(seconds: float | None) -> str:
 
 def _result(body: Probe) -> Cell:
     if body.code:
-        said = f"{body.code}: {body.message}" + (f"; {body.hint}" if body.hint else "")
-        return Styled(said, "bold red")
+        return Styled(f"{body.code}: {joined(body.message, body.hint)}", "bold red")
     if body.engines > 1:
         said = "PEER_REINCARNATED: another engine answered than before: it was restarted, or two share one address"
         return Styled(said, "yellow")

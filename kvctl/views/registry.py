@@ -20,7 +20,7 @@ import msgspec
 
 import kvctl.views
 from kvctl.cli.units import SCHEMA_VERSION
-from kvctl.views.screen import Part
+from kvctl.views.screen import ScreenPart
 
 
 class View(NamedTuple):
@@ -31,7 +31,7 @@ class View(NamedTuple):
     """
 
     struct: type[msgspec.Struct]
-    screen: Callable[[Any, bool], Part] | None = None
+    screen: Callable[[Any, bool], ScreenPart] | None = None
     items: str = ""
     item: type[msgspec.Struct] | None = None
     drawings: Mapping[str, Callable[[Any], str]] = {}

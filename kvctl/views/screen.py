@@ -112,8 +112,8 @@ def natural(text: str) -> tuple[tuple[bool, int, str], ...]:
 class Foldable(NamedTuple):
     """A part of ``length`` rows that can also be had ``folded``: `kvctl.views.folded.rows` says when."""
 
-    whole: Part
-    folded: Callable[[], Part]
+    whole: ScreenPart
+    folded: Callable[[], ScreenPart]
     length: int
 
 
@@ -123,7 +123,15 @@ class Indented(NamedTuple):
     text: str
 
 
-Part = Cell | tuple[Cell, ...] | TextTable | Indented | Foldable | Sequence["Part"] | Callable[[int], "Part"]
+ScreenPart = (
+    Cell
+    | tuple[Cell, ...]
+    | TextTable
+    | Indented
+    | Foldable
+    | Sequence["ScreenPart"]
+    | Callable[[int], "ScreenPart"]
+)
 """A line; the pieces of one as a tuple; a table; a list of parts, one below the other; a function of the width."""
 
 STATE_STYLES = {
@@ -156,7 +164,7 @@ def sizes(**sizes: int) -> str:
     return " ".join(f"{name}{count}" for name, count in sizes.items() if count > 1 or name == "tp")
 
 
-def spaced(parts: Iterable[Part]) -> list[Part]:
+def spaced(parts: Iterable[ScreenPart]) -> list[ScreenPart]:
     """The parts with an empty line between two of them."""
     return [one for part in parts for one in ("", part)][1:]
 
@@ -173,7 +181,7 @@ KEYS = frozenset(("ENGINE", "REQUEST", "FROM", "TO", "RANK", "SEQ", "PEER", "BAC
 """Headers of the columns that say which row it is."""
 
 
-def marked(now: Part, before: Part) -> Part:
+def marked(now: ScreenPart, before: ScreenPart) -> ScreenPart:
     """The screen ``now``, with what is not as it was in ``before`` in the style `MARK`.
 
     The n-th table is compared with the n-th that has the same first column. A row that was not there is new, and marked
@@ -182,7 +190,7 @@ def marked(now: Part, before: Part) -> Part:
     return _marked(now, _tables(before))
 
 
-def _tables(part: Part) -> list[TextTable]:
+def _tables(part: ScreenPart) -> list[TextTable]:
     if isinstance(part, TextTable):
         return [part]
     if isinstance(part, list):
@@ -190,7 +198,7 @@ def _tables(part: Part) -> list[TextTable]:
     return []
 
 
-def _marked(part: Part, tables: list[TextTable]) -> Part:
+def _marked(part: ScreenPart, tables: list[TextTable]) -> ScreenPart:
     if isinstance(part, TextTable):
         before = next((one for one in tables if one.headers[:1] == part.headers[:1]), None)
         if before is None:

@@ -12,7 +12,7 @@ from kvctl.cli.units import Count, Time
 from kvctl.ledger.slow_findings import SlowFinding, find
 from kvctl.ledger.slow_pairs import SlowPair, by_pair, slow_pair
 from kvctl.views.registry import View, moment
-from kvctl.views.screen import Column, Indented, Part, Styled, number, table
+from kvctl.views.screen import Column, Indented, ScreenPart, Styled, number, table
 from kvd.wire.transfer import TransferList
 
 
@@ -44,12 +44,12 @@ def slow_document(answer: TransferList) -> Slow:
     )
 
 
-def slow_screen(body: Slow, wide: bool) -> Part:
+def slow_screen(body: Slow, wide: bool) -> ScreenPart:
     """One pair a line, then the findings; when wide, each stage's times as well."""
     if body.oldest is None or body.newest is None:
         return f"no transfer matches; the ledger has {body.total}"
     older = ", older ones match as well: --last looks at more" if body.more else ""
-    lines: list[Part] = [
+    lines: list[ScreenPart] = [
         f"{body.looked_at} transfers from {clock(body.oldest)} to {clock(body.newest)}{older}",
         "",
         table(body.pairs, *pair_columns(wide)),
@@ -59,9 +59,9 @@ def slow_screen(body: Slow, wide: bool) -> Part:
     return lines + findings_screen(body.findings)
 
 
-def findings_screen(findings: Sequence[SlowFinding]) -> list[Part]:
+def findings_screen(findings: Sequence[SlowFinding]) -> list[ScreenPart]:
     """What is worth doing, each with its hint; a word where there is nothing."""
-    lines: list[Part] = []
+    lines: list[ScreenPart] = []
     for finding in findings:
         severity = Styled(finding.severity, "yellow" if finding.severity == "warning" else "cyan")
         lines += [
@@ -97,7 +97,7 @@ def _spent(pair: SlowPair) -> str:
     return ", ".join(f"{s.stage} {s.share:.0%}" for s in shown) or "-"
 
 
-def _stages(body: Slow) -> Part:
+def _stages(body: Slow) -> ScreenPart:
     return table(
         ((pair, stage) for pair in body.pairs for stage in pair.stages),
         Column("FROM", lambda row: row[0].remote_engine),

@@ -11,7 +11,8 @@ from kvctl.cli.numbers import age, span
 from kvctl.cli.units import Count, Seconds, Time, filled
 from kvctl.views.engines import endpoint_name
 from kvctl.views.registry import View, moment
-from kvctl.views.screen import Cell, Column, Part, Styled, TextTable, facts, number, state, table
+from kvctl.views.screen import Cell, Column, ScreenPart, Styled, TextTable, facts, number, state, table
+from kvd.errors import joined
 from kvd.wire import query
 
 
@@ -103,9 +104,9 @@ def status_document(status: query.KvdStatus) -> Status:
     )
 
 
-def status_screen(body: Status, wide: bool) -> Part:
+def status_screen(body: Status, wide: bool) -> ScreenPart:
     """The daemon, its peers, its gauges and counters; counters that stand at zero only when wide."""
-    parts: list[Part] = [
+    parts: list[ScreenPart] = [
         facts(
             ("kvd", f"{body.kvd_id} {body.version}, pid {body.pid} on {body.host}"),
             ("state", Styled("draining", "yellow") if body.draining else Styled("serving", "green")),
@@ -132,7 +133,7 @@ def status_screen(body: Status, wide: bool) -> Part:
         ]
         parts += [
             Styled(
-                f"{peer.endpoint} is {peer.state}: " + "; ".join(filter(None, (peer.reason, peer.hint))),
+                f"{peer.endpoint} is {peer.state}: {joined(peer.reason, peer.hint)}",
                 "yellow",
             )
             for peer in body.peers

@@ -10,7 +10,7 @@ from kvctl.cli.numbers import age, clock, rate, span
 from kvctl.cli.units import Bytes, BytesPerSecond, Count, Seconds, Time
 from kvctl.views.engines import EngineDocument
 from kvctl.views.registry import View
-from kvctl.views.screen import Column, Part, Styled, number, spaced, state, table
+from kvctl.views.screen import Column, ScreenPart, Styled, number, spaced, state, table
 from kvctl.views.transfers.document import TransferDocument
 
 SHOWN = 10
@@ -87,7 +87,7 @@ class Top(Struct, frozen=True, kw_only=True):
     not_answered: Annotated[tuple[str, ...], Meta(description="what kvd did not say, and why")]
 
 
-def heading(body: Top) -> Part:
+def heading(body: Top) -> ScreenPart:
     """Which kvd, and the figures of all of it, in two lines."""
     leases = f"{body.leases_open} open {'lease' if body.leases_open == 1 else 'leases'}"
     missed = f"{body.misses} {'miss' if body.misses == 1 else 'misses'}"
@@ -106,10 +106,10 @@ def heading(body: Top) -> Part:
     ]
 
 
-def top_screen(body: Top, wide: bool) -> Part:
+def top_screen(body: Top, wide: bool) -> ScreenPart:
     """The heading, and a table each of engines, pairs, transfers in flight, misses and the newest transfers."""
     some = None if wide else SHOWN
-    parts: list[Part] = [
+    parts: list[ScreenPart] = [
         [heading(body), *(Styled(f"not answered: {text}", "yellow") for text in body.not_answered)]
     ]
     if body.engines:
@@ -133,7 +133,7 @@ def top_screen(body: Top, wide: bool) -> Part:
     return spaced(parts)
 
 
-def _engines(body: Top) -> Part:
+def _engines(body: Top) -> ScreenPart:
     return table(
         body.engines,
         Column("ENGINE", lambda one: one.engine.engine_id),
@@ -147,7 +147,7 @@ def _engines(body: Top) -> Part:
     )
 
 
-def _pairs(body: Top) -> Part:
+def _pairs(body: Top) -> ScreenPart:
     return table(
         body.pairs,
         Column("FROM", lambda pair: pair.remote_engine),
@@ -160,7 +160,7 @@ def _pairs(body: Top) -> Part:
     )
 
 
-def _in_flight(rows: tuple[InFlight, ...]) -> Part:
+def _in_flight(rows: tuple[InFlight, ...]) -> ScreenPart:
     return table(
         rows,
         number("SINCE", lambda one: span(one.seconds)),
@@ -171,7 +171,7 @@ def _in_flight(rows: tuple[InFlight, ...]) -> Part:
     )
 
 
-def _transfers(rows: tuple[TransferDocument, ...]) -> Part:
+def _transfers(rows: tuple[TransferDocument, ...]) -> ScreenPart:
     return table(
         rows,
         Column("STARTED", lambda one: clock(one.started)),

@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 from kvctl.cli.numbers import clock, size, span
 from kvctl.cli.units import Bytes, Count, Seconds, Time, filled
 from kvctl.views.registry import View, moment
-from kvctl.views.screen import Column, Part, facts, number, sizes, table
+from kvctl.views.screen import Column, ScreenPart, facts, number, sizes, table
 
 if TYPE_CHECKING:
     from kvd.trace import model
@@ -164,7 +164,7 @@ def _pair(trace: model.RecordedTrace, key: tuple[int, int, str, str], sums: _Sum
     )
 
 
-def trace_screen(body: Trace, wide: bool) -> Part:
+def trace_screen(body: Trace, wide: bool) -> ScreenPart:
     """The head, the engines, the pairs."""
     head = facts(
         ("trace", f"{body.name}, schema {body.schema}, by {body.written_by or 'somebody'}"),
@@ -197,7 +197,7 @@ def trace_screen(body: Trace, wide: bool) -> Part:
     return [head, "", engines, "", pairs]
 
 
-def traces_screen(body: Traces, wide: bool) -> Part:
+def traces_screen(body: Traces, wide: bool) -> ScreenPart:
     """One imported trace a line."""
     return table(
         body.traces,

@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 from kvctl.cli.numbers import span
 from kvctl.cli.units import Count, Seconds
 from kvctl.views.registry import View
-from kvctl.views.screen import Column, Part, number, table
+from kvctl.views.screen import Column, ScreenPart, number, table
 
 Run = Literal["reuse", "before", "flight", "layers"]
 Reference = Literal["reuse", "recompute"]
@@ -73,7 +73,7 @@ def first_difference(
     return next(((at, expected, got) for at, (expected, got) in both if expected != got), None)
 
 
-def verification_screen(body: Verification, wide: bool) -> Part:
+def verification_screen(body: Verification, wide: bool) -> ScreenPart:
     """One run a line, then the verdict; when wide, the request's id and the cause."""
     runs = table(
         body.runs,

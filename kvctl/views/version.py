@@ -7,7 +7,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from kvctl.views.registry import View
-from kvctl.views.screen import Part, facts
+from kvctl.views.screen import ScreenPart, facts
 
 
 class AnsweringKvd(Struct, frozen=True, kw_only=True):
@@ -27,7 +27,7 @@ class Version(Struct, frozen=True, kw_only=True):
     daemon: Annotated[AnsweringKvd | None, Meta(description="null when no kvd answered")]
 
 
-def version_screen(body: Version, wide: bool) -> Part:
+def version_screen(body: Version, wide: bool) -> ScreenPart:
     """Both sides, one a line; the daemon's address when wide."""
     rows = [("kvctl", body.kvctl), ("python", body.python), ("wire", str(body.wire_version))]
     rows.append(("kvd", body.daemon.version if body.daemon else "no answer"))

@@ -8,10 +8,11 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from kvctl.cli.numbers import age, size, span
-from kvctl.cli.units import Bytes, Count, RankName, Seconds, Time, filled
+from kvctl.cli.units import Bytes, Count, Seconds, Time, filled
 from kvctl.views.folded.rows import listing
 from kvctl.views.registry import View, moment, named
-from kvctl.views.screen import Column, Part, measure, names, number, state
+from kvctl.views.screen import Column, ScreenPart, measure, names, number, state
+from kvd.geometry.rank import RankName
 from kvd.wire.query import WorkerRow
 
 
@@ -55,7 +56,7 @@ def worker_document(row: WorkerRow) -> Worker:
     )
 
 
-def workers_screen(body: Workers, wide: bool) -> Part:
+def workers_screen(body: Workers, wide: bool) -> ScreenPart:
     """One process a line."""
     return listing(body.workers, *worker_columns(body.workers, wide))
 

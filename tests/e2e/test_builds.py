@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kvctl.demo.engine import Answer
+from kvctl.demo.engine import EngineAnswer
 from kvd.vllm.builds.probe import SCHEDULER, probe
 from tests.e2e.test_recovery import DEEDS, TIMES, Stand
 from tests.support.builds_matrix import CELLS, noted
@@ -57,7 +57,7 @@ def stand(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         yield Stand(cell, engines)
 
 
-def equals(answer: Answer, references: Mapping[str, tuple[int, ...]]) -> str:
+def equals(answer: EngineAnswer, references: Mapping[str, tuple[int, ...]]) -> str:
     """Which of the decoder's own answers this is."""
     assert answer.error == ""
     names = [name for name, tokens in references.items() if tokens == answer.token_ids]

@@ -18,7 +18,7 @@ from typing import Any, cast
 import pytest
 
 from kvctl.demo.deployment import PREFILL_PARAMS, Deployment, engines, transfer_config
-from kvctl.demo.engine import Answer
+from kvctl.demo.engine import EngineAnswer
 from kvctl.processes.daemons import Kvd
 from kvd.wire.query import EngineList, ListEngines
 from tests.support import nursery
@@ -171,7 +171,9 @@ def test_a_load_that_hangs_is_given_up_and_its_late_bytes_do_no_harm(pair: Deplo
     prefilled = pair.prefill.submit(prompt, 1, PREFILL_PARAMS).result(120)
     with halted(engine_pids(pair.prefill).executing):
         name = f"hangs-{uuid.uuid4().hex[:6]}"
-        decoding: Future[Answer] = pair.decode.submit(prompt, ANSWER, prefilled.kv_transfer_params, name)
+        decoding: Future[EngineAnswer] = pair.decode.submit(
+            prompt, ANSWER, prefilled.kv_transfer_params, name
+        )
         plan = wait_for(lambda: loading(pair), 60.0)
         assert (plan["carried_out"], plan["requests"][0]["request_id"].startswith(name)) == (False, True)
         assert transfers(pair.decode_host, 1)[0].request_id != plan["requests"][0]["request_id"]

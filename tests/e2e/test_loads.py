@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from kvctl.demo.deployment import PREFILL_PARAMS, Deployment, engine_id
-from kvctl.demo.engine import Answer
+from kvctl.demo.engine import EngineAnswer
 from kvd.wire.order import ForcedMisses, ForceMiss, ForcePlan, GetForced, Miss, NextLoads
 from kvd.wire.transfer import TransferRecord
 from tests.support.daemons import wait_for
@@ -66,7 +66,7 @@ class Pair:
         """Empty the decoder's prefix cache; that works only when no request holds a block."""
         wait_for(partial(reset_prefix_cache, self.engines.decode), 60.0)
 
-    def begin(self, prompt: list[int], name: str) -> Future[Answer]:
+    def begin(self, prompt: list[int], name: str) -> Future[EngineAnswer]:
         """Prefill it, and give it to the decoder."""
         return self.engines.decode.submit(prompt, ANSWER, self.prefilled(prompt), name)
 
@@ -81,7 +81,7 @@ class Pair:
         return handed_over(self.engines, params["remote_request_id"])[0]
 
     @contextmanager
-    def waiting(self, prompt: list[int], name: str) -> Iterator[Future[Answer]]:
+    def waiting(self, prompt: list[int], name: str) -> Iterator[Future[EngineAnswer]]:
         """The request, waiting for its KV on the decoder while the prefiller stands still."""
         params = self.prefilled(prompt)
         leased(self.engines)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kvctl.demo.deployment import Deployment, engine_id
-from kvctl.demo.engine import Answer
+from kvctl.demo.engine import EngineAnswer
 from kvd.wire.handshake import GetPeer
 from tests.support.daemons import wait_for
 from tests.support.deployments import HYBRID_BLOCK, prompt_of, transfers_of
@@ -46,7 +46,7 @@ def kvctl(deployment: Deployment, *words: str) -> Any:
     return json.loads(done.stdout)
 
 
-def transfer_of(deployment: Deployment, prefilled: Answer) -> dict[str, Any]:
+def transfer_of(deployment: Deployment, prefilled: EngineAnswer) -> dict[str, Any]:
     """What ``kvctl transfers`` says of one hand-over."""
     record = transfers_of(deployment, prefilled)[0]
     rows = kvctl(deployment, "transfers")["transfers"]

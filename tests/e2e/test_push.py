@@ -14,7 +14,7 @@ from functools import partial
 
 import pytest
 
-from kvctl.demo.deployment import Asked, Deployment
+from kvctl.demo.deployment import AskedRequest, Deployment
 from tests.support.daemons import wait_for
 from tests.support.deployments import HYBRID_BLOCK, counter, handed_over, prompt_of, running
 from tests.support.engine_calls import engine_metrics, reset_prefix_cache
@@ -55,7 +55,7 @@ class Pair:
         for engine in (self.engines.prefill, self.engines.decode):
             wait_for(partial(reset_prefix_cache, engine), 60.0)
 
-    def bytes_of(self, asked: Asked) -> int:
+    def bytes_of(self, asked: AskedRequest) -> int:
         """Bytes that moved for a request; every worker must have all of its part."""
         records = handed_over(self.engines, asked.handed_over, self.cell.tp[1])
         assert [(r.state, r.cause, r.mode) for r in records] == [("done", "", self.cell.mode)] * self.cell.tp[
@@ -84,29 +84,29 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         yield Pair(cell, engines)
 
 
-def at_once(engines: Deployment, prompt: Sequence[int]) -> Asked:
+def at_once(engines: Deployment, prompt: Sequence[int]) -> AskedRequest:
     return engines.ask(prompt, ANSWER, timeout=300)
 
 
-def prefiller_first(engines: Deployment, prompt: Sequence[int]) -> Asked:
+def prefiller_first(engines: Deployment, prompt: Sequence[int]) -> AskedRequest:
     """The decoder hears of the request when the prefiller has all of it."""
     name = uuid.uuid4().hex
     there, here = engines.push_params(name)
     prefilled = engines.prefill.submit(prompt, 1, there).result(300)
-    return Asked(prefilled, engines.decode.submit(prompt, ANSWER, here).result(300), name)
+    return AskedRequest(prefilled, engines.decode.submit(prompt, ANSWER, here).result(300), name)
 
 
-def decoder_first(engines: Deployment, prompt: Sequence[int]) -> Asked:
+def decoder_first(engines: Deployment, prompt: Sequence[int]) -> AskedRequest:
     """The prefiller hears of the request when the decoder's blocks are announced to it."""
     name = uuid.uuid4().hex
     there, here = engines.push_params(name)
     before = counter(engines.prefill_host, "push.announced")
     decoding = engines.decode.submit(prompt, ANSWER, here)
     wait_for(lambda: counter(engines.prefill_host, "push.announced") > before, 60.0)
-    return Asked(engines.prefill.submit(prompt, 1, there).result(300), decoding.result(300), name)
+    return AskedRequest(engines.prefill.submit(prompt, 1, there).result(300), decoding.result(300), name)
 
 
-ORDERS: dict[str, tuple[Callable[[Deployment, Sequence[int]], Asked], ...]] = {
+ORDERS: dict[str, tuple[Callable[[Deployment, Sequence[int]], AskedRequest], ...]] = {
     "pull": (at_once,),  # in its one order
     "push": (at_once, prefiller_first, decoder_first),
 }
@@ -134,7 +134,7 @@ def test_eight_requests_at_once(pair: Pair) -> None:
         pair.bytes_of(one)
 
 
-def asked_together(engines: Deployment, prompts: Sequence[list[int]]) -> list[Asked]:
+def asked_together(engines: Deployment, prompts: Sequence[list[int]]) -> list[AskedRequest]:
     """All prompts on their way at the same time, none waited for before all are sent."""
     with ThreadPoolExecutor(len(prompts)) as threads:
         return list(threads.map(lambda prompt: at_once(engines, prompt), prompts))

@@ -20,7 +20,7 @@ from typing import cast
 import pytest
 
 from kvctl.demo.deployment import Deployment, Start, engine_id, engines, transfer_config
-from kvctl.demo.engine import Answer, EngineProcess
+from kvctl.demo.engine import EngineAnswer, EngineProcess
 from kvctl.demo.engine_spec import EngineSpec
 from kvctl.processes.daemons import Kvd, two_hosts
 from kvctl.processes.errors import EngineGone
@@ -58,8 +58,8 @@ class Going:
     """A request that both engines have."""
 
     name: str
-    decoding: Future[Answer]
-    prefilling: Future[Answer]
+    decoding: Future[EngineAnswer]
+    prefilling: Future[EngineAnswer]
 
 
 @dataclass
@@ -124,7 +124,7 @@ class Pair:
 
     # --- requests ---
 
-    def announce(self, prompt: Sequence[int]) -> tuple[str, Future[Answer], dict[str, object]]:
+    def announce(self, prompt: Sequence[int]) -> tuple[str, Future[EngineAnswer], dict[str, object]]:
         """A request that the decoder has announced and the prefiller has not; with the params for the latter."""
         name = uuid.uuid4().hex
         there, here = self.engines.push_params(name)

@@ -19,7 +19,7 @@ from typing import cast
 import pytest
 
 from kvctl.demo.deployment import PREFILL_PARAMS, Deployment, engine_id
-from kvctl.demo.engine import Answer
+from kvctl.demo.engine import EngineAnswer
 from kvd.wire.order import ForcedMisses, ForceMiss, ForcePlan, GetForced, NextLoads, When
 from tests.support.daemons import wait_for
 from tests.support.deployments import counter, leased, loading, nothing_is_left, prompt_of, running, transfers
@@ -65,7 +65,7 @@ class Stand:
         self.forget()
         return {"recompute": whole, "reuse": pieces}
 
-    def begin(self, prompt: list[int]) -> Future[Answer]:
+    def begin(self, prompt: list[int]) -> Future[EngineAnswer]:
         """Hand a request over: the decoder's part, of pull when the prefill is done, of push when it has begun."""
         engines = self.engines
         if self.cell.mode == "push":
@@ -76,7 +76,7 @@ class Stand:
         prefilled = engines.prefill.submit(prompt, 1, PREFILL_PARAMS).result(PATIENCE)
         return engines.decode.submit(prompt, ANSWER, prefilled.kv_transfer_params)
 
-    def begin_without_prefiller(self, prompt: list[int]) -> Future[Answer]:
+    def begin_without_prefiller(self, prompt: list[int]) -> Future[EngineAnswer]:
         """The same, with the prefiller stopped before it can give or write a byte; returns under way."""
         engines = self.engines
         if self.cell.mode == "push":
@@ -101,7 +101,7 @@ class Stand:
         nothing_is_left(self.engines)
 
 
-def forced(stand: Stand, prompt: list[int], when: When) -> Answer:
+def forced(stand: Stand, prompt: list[int], when: When) -> EngineAnswer:
     """The next load misses at that moment, and recovers."""
     host = stand.engines.decode_host
     order = ForceMiss(
@@ -118,7 +118,7 @@ def forced(stand: Stand, prompt: list[int], when: When) -> Answer:
     return answer
 
 
-def stopped(stand: Stand, prompt: list[int]) -> Answer:
+def stopped(stand: Stand, prompt: list[int]) -> EngineAnswer:
     """The prefiller stands still past the deadline. What it would have sent comes late, or never."""
     try:
         decoding = stand.begin_without_prefiller(prompt)
@@ -131,7 +131,7 @@ def stopped(stand: Stand, prompt: list[int]) -> Answer:
     return answer
 
 
-def kvd_killed(stand: Stand, prompt: list[int]) -> Answer:
+def kvd_killed(stand: Stand, prompt: list[int]) -> EngineAnswer:
     """The decoder's kvd goes and comes back."""
     host = stand.engines.decode_host
     port = host.endpoint().port
@@ -143,7 +143,7 @@ def kvd_killed(stand: Stand, prompt: list[int]) -> Answer:
     return answer
 
 
-def killed(stand: Stand, prompt: list[int]) -> Answer:
+def killed(stand: Stand, prompt: list[int]) -> EngineAnswer:
     """The prefiller dies and does not come back."""
     decoding = stand.begin_without_prefiller(prompt)
     for pid in engine_pids(stand.engines.prefill).executing:
@@ -151,7 +151,7 @@ def killed(stand: Stand, prompt: list[int]) -> Answer:
     return decoding.result(PATIENCE)
 
 
-DEEDS: dict[str, Callable[[Stand, list[int]], Answer]] = {
+DEEDS: dict[str, Callable[[Stand, list[int]], EngineAnswer]] = {
     "before": lambda stand, prompt: forced(stand, prompt, "before"),
     "flight": lambda stand, prompt: forced(stand, prompt, "flight"),
     "layers": lambda stand, prompt: forced(stand, prompt, "layers"),

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from kvctl.demo.engine import Answer, EngineProcess
+from kvctl.demo.engine import EngineAnswer, EngineProcess
 from kvctl.demo.engine_host import answer
 
 RANK = 4
@@ -52,7 +52,7 @@ def answered(
     max_tokens: int,
     params: Mapping[str, Any] | None = None,
     adapter: Path | None = None,
-) -> Answer:
+) -> EngineAnswer:
     """The engine's answer, with the adapter in that folder if any."""
     if adapter is None:
         return engine.submit(prompt, max_tokens, params).result(120)
@@ -64,7 +64,7 @@ def answered(
         "first_token": None,
     }
     said = engine.call(f"{__name__}:_answer", str(adapter), command).result(120)
-    return Answer(**said | {"token_ids": tuple(said["token_ids"])})
+    return EngineAnswer(**said | {"token_ids": tuple(said["token_ids"])})
 
 
 async def _answer(engine: Any, adapter: str, command: dict[str, Any]) -> dict[str, Any]:

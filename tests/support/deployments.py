@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from kvctl.cli.units import Mode
 from kvctl.demo.deployment import Deployment, engine_id, engines, launch
-from kvctl.demo.engine import Answer
+from kvctl.demo.engine import EngineAnswer
 from kvctl.demo.engine_spec import EngineSpec
 from kvctl.processes.daemons import Kvd, two_hosts
 from kvd.wire.order import AllWaiting, ForceMiss, ForcePlan
@@ -29,7 +29,7 @@ def prompt_of(tokens: int, seed: int = 0) -> list[int]:
     return [rng.randrange(10, 500) for _ in range(tokens)]
 
 
-def transfers_of(deployment: Deployment, prefilled: Answer, ranks: int = 1) -> list[TransferRecord]:
+def transfers_of(deployment: Deployment, prefilled: EngineAnswer, ranks: int = 1) -> list[TransferRecord]:
     """What the decoder's ledger has on one pull, once all of its ``ranks`` workers have reported."""
     return handed_over(deployment, (prefilled.kv_transfer_params or {})["remote_request_id"], ranks)
 

@@ -49,7 +49,7 @@ def title(pid: int) -> str:
 
 def engine_pids(engine: EngineProcess) -> EnginePids:
     """The processes of an engine that run now, told apart by the titles that vLLM gives them."""
-    guardian = engine.guardian
+    guardian = engine._process.pid
     host = next(iter(children(guardian)), None)
     core: int | None = None
     workers: list[int] = []

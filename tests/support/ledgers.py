@@ -11,6 +11,7 @@ from pathlib import Path
 
 from kvd.service.config import LedgerSettings
 from kvd.service.ledger.ledger import Ledger
+from kvd.service.ledger.state import LedgerState
 from kvd.wire.transfer import (
     ListTransfers,
     TransferRecord,
@@ -54,6 +55,13 @@ async def all_ids(ledger: Ledger) -> list[str]:
         if not answer.more:
             return found
         before = answer.rows[-1].seq
+
+
+async def round_trip(ledger: Ledger, seconds: float) -> LedgerState:
+    """Ask the ledger's threads, past all that waits, for ``seconds`` at most; the state of the ledger after that."""
+    async with asyncio.timeout(seconds):
+        await ledger._answers()
+    return ledger.state
 
 
 async def fill(ledger: Ledger, first: int = 0, count: int = MANY) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from kvd.geometry.config import CacheOptions, Parallel, engine_from_shape
 from kvd.geometry.families import model_shape
 from kvd.geometry.live import (
-    Blocks,
+    BlockAxes,
     Dim,
     LiveTensor,
     attention_layer,
@@ -50,7 +50,7 @@ def llama(
                 tensor(name, ordinal, (NUM_BLOCKS, *shape, 256)),
                 regions(ordinal + 1),
                 dims=("block", *inner, "key+value"),
-                blocks=Blocks(NUM_BLOCKS, block),
+                blocks=BlockAxes(NUM_BLOCKS, block),
                 heads=part,
                 key_size=128,
                 value_size=128,
@@ -69,7 +69,7 @@ def latent(layers: tuple[str, ...], *, block: int = 64) -> list[tuple[str, Maker
             tensor(name, ordinal, (NUM_BLOCKS, 1, block, 576)),
             regions(ordinal + 1),
             dims=("block", "head", "token", "dim"),
-            blocks=Blocks(NUM_BLOCKS, block),
+            blocks=BlockAxes(NUM_BLOCKS, block),
             size=576,
         )
 

@@ -19,7 +19,7 @@ CopyThreads = Annotated[int, Meta(ge=1, le=MOST_THREADS, description=f"1 to {MOS
 """How many threads copy a large read of host memory (`kvd.backends.split_lane`); 1 splits nothing."""
 ThreadBlocks = Annotated[int, Meta(ge=1, le=MOST_CTAS, description=f"1 to {MOST_CTAS}")]
 """How many thread blocks a copy on a GPU takes at most; 4096 are more than any device runs at once."""
-Flag = Annotated[bool, Meta(description="true or false")]
+YesOrNo = Annotated[bool, Meta(description="true or false")]
 EngineName = Annotated[str, Meta(description="a name")]
 Nested = Annotated[dict[str, Any], Meta(description="an object")]
 

@@ -45,7 +45,7 @@ POST_S = 50e-6
 
 _log = logging.getLogger(__name__)
 
-_Post = Callable[[SelectingLane], Transfer]
+_PostOn = Callable[[SelectingLane], Transfer]
 LaneT = TypeVar("LaneT", bound=SelectingLane)
 
 
@@ -53,7 +53,7 @@ LaneT = TypeVar("LaneT", bound=SelectingLane)
 class _Split:
     """A read in pieces, as threads take them: ``rest`` is what nobody has posted, ``parts`` what is."""
 
-    rest: deque[_Post]
+    rest: deque[_PostOn]
     parts: list[tuple[SelectingLane, Transfer]] = field(default_factory=list)
     refused: list[BackendError] = field(default_factory=list)
 
@@ -80,9 +80,7 @@ class _Split:
     def failure(self) -> str:
         """Why it failed, nothing where it did not."""
         reasons = [part.reason for _, part in self.parts if part.state is State.FAILED]
-        reasons += [
-            f"{error.message} ({error.hint})" if error.hint else error.message for error in self.refused
-        ]
+        reasons += [error.with_hint for error in self.refused]
         return reasons[0] if reasons else ""
 
     @property
@@ -202,7 +200,7 @@ class SplitLane(EngineLane[SplitPeer, _Split]):
             return 0
         return max(1 + len(self._others), -(-nbytes // PIECE_BYTES))
 
-    def _post(self, post: _Post, nbytes: int, operation: Operation) -> Transfer:
+    def _post(self, post: _PostOn, nbytes: int, operation: Operation) -> Transfer:
         """By the first lane alone; see whether the thread that posts is the one that copies."""
         began = time.thread_time()
         transfer = post(self._first)
@@ -287,11 +285,11 @@ def _sound(rows: Descriptors) -> bool:
     return len(rows.local) == len(rows.remote) == len(rows) > 0 and int(rows.length.min()) > 0
 
 
-def _posting(peer: str, rows: Descriptors, operation: Operation) -> _Post:
+def _posting(peer: str, rows: Descriptors, operation: Operation) -> _PostOn:
     return lambda lane: lane.submit(peer, rows, operation)
 
 
-def _posting_selection(peer: str, selection: Selection | BlockSelection, operation: Operation) -> _Post:
+def _posting_selection(peer: str, selection: Selection | BlockSelection, operation: Operation) -> _PostOn:
     return lambda lane: lane.submit_selection(peer, selection, operation)
 
 

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 MOST_ADDRESSES = 8
 """Of one name that are tried."""
-_Found: TypeAlias = list[tuple[Any, ...]]
+_Addresses: TypeAlias = list[tuple[Any, ...]]
 
 
 class NotResolved(Exception):
@@ -36,9 +36,9 @@ def dialled(host: str, port: int, until: float) -> socket.socket:
     raise failed
 
 
-def _resolved(host: str, port: int, until: float) -> _Found:
+def _resolved(host: str, port: int, until: float) -> _Addresses:
     """The addresses of a name. The resolver knows no deadline: where it is late, its thread is left behind."""
-    came: queue.Queue[_Found | Exception] = queue.Queue()
+    came: queue.Queue[_Addresses | Exception] = queue.Queue()
 
     def look_up() -> None:
         try:

@@ -17,8 +17,8 @@ from kvd.wire.frame import Message
 from kvd.wire.registration import RegisterScheduler, RegisterWorker
 from kvd.wire.reply import Refused
 
-Card = Callable[[], RegisterWorker | RegisterScheduler]
-Push = Callable[[Message], Message | None]
+MakeCard = Callable[[], RegisterWorker | RegisterScheduler]
+OnPush = Callable[[Message], Message | None]
 Fresh = Message | Callable[[], Message]
 
 QUEUE = 4096
@@ -72,8 +72,8 @@ class Mailbox:
 
     address: str
     name: str
-    card: Card
-    on_push: Push | None
+    card: MakeCard
+    on_push: OnPush | None
     wake: int
     alarm: Alarm
     state: SessionState = field(default_factory=lambda: SessionState(since=time.monotonic()))

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from kvd.client.alarm import Alarm
 from kvd.client.errors import ClientError, TimedOut
-from kvd.client.mailbox import QUEUE, Card, Fresh, Mailbox, Pending, Push, SessionState
+from kvd.client.mailbox import QUEUE, Fresh, Mailbox, MakeCard, OnPush, Pending, SessionState
 from kvd.client.session_thread import SessionThread
 from kvd.shown import logger
 from kvd.wire.frame import Message
@@ -42,8 +42,8 @@ class KvdSession:
 
     def __init__(
         self,
-        card: Card,
-        on_push: Push | None = None,
+        card: MakeCard,
+        on_push: OnPush | None = None,
         *,
         directory: str | Path | None = None,
         name: str = "kvd-session",

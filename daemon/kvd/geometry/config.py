@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from kvd.geometry.check import check_worker
 from kvd.geometry.errors import UnevenShard, UnknownShape
 from kvd.geometry.families import AttentionShape, LatentShape, ModelShape, RecurrentShape
-from kvd.geometry.live import Blocks, LiveTensor, Packing, cpu_attention_layer
+from kvd.geometry.live import BlockAxes, LiveTensor, Packing, cpu_attention_layer
 from kvd.geometry.model import (
     Axis,
     EngineGeometry,
@@ -304,7 +304,7 @@ def _page(plan: _Paging, group: PagedGroup, rank: Rank) -> Page:
         return cpu_attention_layer(
             tensor,
             (Region(0, strides[0]),),
-            blocks=Blocks(1, covers, context),
+            blocks=BlockAxes(1, covers, context),
             heads=heads,
             key_size=shape.key_size,
             value_size=shape.value_size,

@@ -45,7 +45,7 @@ class LiveTensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Blocks:
+class BlockAxes:
     """How many blocks the worker has and how many tokens a block covers on the engine as a whole."""
 
     count: int
@@ -66,7 +66,7 @@ def attention_layer(
     regions: Sequence[Region],
     *,
     dims: Sequence[Dim],
-    blocks: Blocks,
+    blocks: BlockAxes,
     heads: Share,
     key_size: int,
     value_size: int,
@@ -115,7 +115,7 @@ def cpu_attention_layer(
     tensor: LiveTensor,
     regions: Sequence[Region],
     *,
-    blocks: Blocks,
+    blocks: BlockAxes,
     heads: Share,
     key_size: int,
     value_size: int,
@@ -188,7 +188,7 @@ def _tiles(tensor: LiveTensor, rows: tuple[str, int], columns: tuple[str, int]) 
 
 
 def latent_layer(
-    tensor: LiveTensor, regions: Sequence[Region], *, dims: Sequence[Dim], blocks: Blocks, size: int
+    tensor: LiveTensor, regions: Sequence[Region], *, dims: Sequence[Dim], blocks: BlockAxes, size: int
 ) -> Layer:
     """The layer of an MLA tensor: one latent a token, the same on every tensor-parallel rank."""
     at = dims_of(tensor, dims)
@@ -209,7 +209,7 @@ def packed_layer(
     tensor: LiveTensor,
     regions: Sequence[Region],
     *,
-    blocks: Blocks,
+    blocks: BlockAxes,
     heads: Share | None,
     cell: int,
     packing: str,
@@ -240,7 +240,7 @@ def whole_block_layer(
     tensor: LiveTensor,
     regions: Sequence[Region],
     *,
-    blocks: Blocks,
+    blocks: BlockAxes,
     packing: str,
     covers: Fraction = ONE_TOKEN,
     heads: Share | None = None,
@@ -301,7 +301,7 @@ def dims_of(tensor: LiveTensor, dims: Sequence[Dim]) -> dict[str, int]:
 
 
 def _tokens(
-    tensor: LiveTensor, at: dict[str, int], blocks: Blocks, covers: Fraction = ONE_TOKEN
+    tensor: LiveTensor, at: dict[str, int], blocks: BlockAxes, covers: Fraction = ONE_TOKEN
 ) -> tuple[int, tuple[Axis, ...]]:
     """Kernel blocks of a block, and the axes of their tokens where an entry is of one token."""
     kernel_blocks, rest = divmod(tensor.shape[at["block"]], blocks.count)

@@ -6,16 +6,20 @@ from typing import Annotated, TypeAlias
 
 import msgspec
 
-Place: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
+RankPlace: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
 """A rank in one direction, below the size of an engine in it."""
+RankName: TypeAlias = Annotated[
+    str, msgspec.Meta(description="a worker's place in its engine: tp0, tp1.pp2, tp0.dcp1")
+]
+"""A rank as documents have it."""
 
 
 class Rank(msgspec.Struct, frozen=True, array_like=True):
     """A worker's place in its engine. Sorted by (pp, dcp, tp)."""
 
-    tp: Place = 0
-    pp: Place = 0
-    dcp: Place = 0
+    tp: RankPlace = 0
+    pp: RankPlace = 0
+    dcp: RankPlace = 0
 
     def __str__(self) -> str:
         """``tp1``, ``tp1.pp2``, ``tp0.dcp1``: the axes that are not zero, and always tp."""

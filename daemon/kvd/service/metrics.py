@@ -41,7 +41,7 @@ class Told(NamedTuple):
     engines: Sequence[EngineTold] = ()
 
 
-Page = tuple[int, str]
+MetricsPage = tuple[int, str]
 Now = Callable[[], Awaitable[Told]]
 Visits = dict[Hashable, dict[asyncio.WriteTransport, None]]
 """Connections that are open, by address, the oldest first."""
@@ -127,7 +127,7 @@ def _served(rows: Sequence[OutcomeRow]) -> list[str]:
     return lines
 
 
-def page(path: str, told: Told) -> Page:
+def page(path: str, told: Told) -> MetricsPage:
     """The status code and the text for a path."""
     status = told.status
     if path == "/metrics":

@@ -25,7 +25,7 @@ LOOK_SECONDS = 2.0
 MOST_LOOKUPS = 16
 """Most users who are looked up at a time, each on a thread: a database that hangs takes no more."""
 
-Read = Literal["all", "own"]
+ReadAccess = Literal["all", "own"]
 """The setting ``access.read``."""
 
 
@@ -72,7 +72,7 @@ class Operators:
         except TimeoutError:
             return False
 
-    async def sight(self, uid: int, read: Read, group: str) -> Sight:
+    async def sight(self, uid: int, read: ReadAccess, group: str) -> Sight:
         """What that user may see."""
         return Sight(uid, read == "all" or await self.has(uid, group))
 

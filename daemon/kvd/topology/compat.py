@@ -15,7 +15,7 @@ from kvd.geometry.rank import Rank
 from kvd.topology.errors import TopologyError
 from kvd.topology.plan import Plan, plan_worker
 
-Fact = str | int | float | bool | None
+FactValue = str | int | float | bool | None
 _FINGERPRINT = re.compile(r"([a-z]\d+)-[0-9a-f]{16}$")
 
 
@@ -157,7 +157,7 @@ def _facts(local: EngineGeometry, remote: EngineGeometry) -> Iterator[Factor]:
             yield _fact(name, here, there)
 
 
-def _fact(name: str, here: dict[str, Fact], there: dict[str, Fact]) -> Factor:
+def _fact(name: str, here: dict[str, FactValue], there: dict[str, FactValue]) -> Factor:
     mine, theirs = _shown(here.get(name), name in here), _shown(there.get(name), name in there)
     rule = FACT_RULES.get(name, FactRule(fatal=False, note=""))
     if name not in here or name not in there:
@@ -173,7 +173,7 @@ def _fact(name: str, here: dict[str, Fact], there: dict[str, Fact]) -> Factor:
     return Factor(name, mine, theirs, ok=not rule.fatal, note=rule.note, fatal=rule.fatal)
 
 
-def _excuse(name: str, here: dict[str, Fact], there: dict[str, Fact]) -> tuple[str, bool] | None:
+def _excuse(name: str, here: dict[str, FactValue], there: dict[str, FactValue]) -> tuple[str, bool] | None:
     """Why two unequal values of what tells models apart do not count, and whether they are alike; None where they do.
 
     What the weights are decides, not what a model is called.
@@ -199,7 +199,7 @@ def _incomparable(mine: str, theirs: str) -> bool:
     return len(set(versions)) == 2
 
 
-def _shown(value: Fact, known: bool) -> str:
+def _shown(value: FactValue, known: bool) -> str:
     if not known:
         return "unknown"
     if isinstance(value, bool):
@@ -207,7 +207,7 @@ def _shown(value: Fact, known: bool) -> str:
     return "none" if value is None else str(value)
 
 
-def meaning(name: str, facts: Mapping[str, Fact]) -> str:
+def meaning(name: str, facts: Mapping[str, FactValue]) -> str:
     """A fact's value in the one form in which two of them can be compared."""
     value = _shown(facts[name], known=True)
     if name == "model":

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from kvd.geometry.content import added, content_of
 from kvd.geometry.model import EngineGeometry
-from kvd.topology.compat import FACT_RULES, Fact, meaning
+from kvd.topology.compat import FACT_RULES, FactValue, meaning
 
 PREFIX = "k1-"
 """The way in which a class is made: those of another way are never equal to it."""
@@ -26,9 +26,9 @@ def compatibility_class(engine: EngineGeometry) -> str:
     return class_of(engine.model, engine.facts, added(stages.values()))
 
 
-def class_of(model: str, facts: Mapping[str, Fact], content: int) -> str:
+def class_of(model: str, facts: Mapping[str, FactValue], content: int) -> str:
     """The class of an engine with these facts, backend included, whose layers hold ``content``."""
-    told: dict[str, Fact] = {**({"model": model} if model else {}), **facts}
+    told: dict[str, FactValue] = {**({"model": model} if model else {}), **facts}
     fatal = {name: meaning(name, told) for name in told if name in FACT_RULES and FACT_RULES[name].fatal}
     if told.get("weights") is not None:
         fatal.pop("model", None)  # names do not decide, weights do

@@ -9,6 +9,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from kvd.geometry.model import EngineGeometry, GroupKind
+from kvd.geometry.rank import RankName
 from kvd.topology.compat import Factor, block_tokens, compare, compatible, groups_of
 from kvd.topology.cost import RequestCost, request_cost
 from kvd.topology.errors import TopologyError
@@ -19,7 +20,6 @@ from kvd.topology.stock.findings import stock_findings
 from kvd.topology.stock.rules import with_stock_rules
 
 Count = Annotated[int, Meta(ge=0)]
-RankName = Annotated[str, Meta(description="a worker's place in its engine: tp0, tp1.pp2, tp0.dcp1")]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Int64 = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,10 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvd.geometry.model import Axis, Field
-from kvd.topology.descriptors import Descriptors, Int64, coalesce
+from kvd.topology.descriptors import Descriptors, Flags, Int64, coalesce
 
-Flags = NDArray[np.bool_]
 Axes = tuple[Axis, ...]
 
 

@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvd.geometry.model import Field, Group, Page
-from kvd.topology.descriptors import Descriptors, coalesce, concatenate
+from kvd.topology.descriptors import Descriptors, Flags, coalesce, concatenate
 from kvd.topology.errors import FieldMismatch, NotCovered
-from kvd.topology.intersect import Flags, Steps, classes, intersect, series, steps_of
+from kvd.topology.intersect import Steps, classes, intersect, series, steps_of
 
 Numbers = NDArray[np.intp]
 FEW_CELLS = 1 << 16

@@ -29,10 +29,10 @@ MAX_BLOCKS = 1 << 22
 MAX_RUNS = 1 << 16
 """Runs of one list of blocks."""
 
-Number = Annotated[int, Meta(ge=0, le=1 << 62)]
+TraceNumber = Annotated[int, Meta(ge=0, le=1 << 62)]
 BlockId = Annotated[int, Meta(ge=0, le=MAX_ID)]
 BlockCount = Annotated[int, Meta(ge=1, le=MAX_BLOCKS)]
-Name = Annotated[str, Meta(max_length=4096)]
+TraceName = Annotated[str, Meta(max_length=4096)]
 Span = Annotated[float, Meta(ge=0, le=1e9)]
 Instant = Annotated[float, Meta(ge=0, le=1e11)]
 Moment = Annotated[float, Meta(ge=-1e9, le=1e9)]
@@ -44,19 +44,19 @@ class Header(msgspec.Struct, tag_field="line", tag="trace", frozen=True, kw_only
     schema: int
     began: Instant = 0.0
     hashed: bool = False
-    written_by: Name = ""
+    written_by: TraceName = ""
 
 
 class EngineLine(msgspec.Struct, tag_field="line", tag="engine", frozen=True, kw_only=True):
     """One generation of an engine, with the number of `WorkerLine` lines that follow; 0: its geometry was not known."""
 
-    engine_id: Name
-    generation: Name
-    model: Name = ""
+    engine_id: TraceName
+    generation: TraceName
+    model: TraceName = ""
     tp: Annotated[int, Meta(ge=1, le=65536)] = 1
     pp: Annotated[int, Meta(ge=1, le=65536)] = 1
     dcp: Annotated[int, Meta(ge=1, le=65536)] = 1
-    facts: Annotated[dict[Name, str | int | float | bool | None], Meta(max_length=256)] = {}
+    facts: Annotated[dict[TraceName, str | int | float | bool | None], Meta(max_length=256)] = {}
     workers: Annotated[int, Meta(ge=0, le=65536)] = 0
 
 
@@ -96,36 +96,36 @@ class TransferLine(msgspec.Struct, tag_field="line", tag="transfer", frozen=True
     them (pushes that missed).
     """
 
-    transfer: Name
-    request: Name
-    local: Number
-    remote: Number
-    local_rank: Name
-    remote_ranks: Annotated[tuple[Name, ...], Meta(max_length=65536)] = ()
-    backend: Name = ""
+    transfer: TraceName
+    request: TraceName
+    local: TraceNumber
+    remote: TraceNumber
+    local_rank: TraceName
+    remote_ranks: Annotated[tuple[TraceName, ...], Meta(max_length=65536)] = ()
+    backend: TraceName = ""
     mode: Literal["pull", "push"] = "pull"
     state: Literal["done", "miss"] = "done"
-    code: Name = ""
+    code: TraceName = ""
     at: Instant = 0.0
-    tokens: Number = 0
-    bytes: Number = 0
-    descriptors: Number = 0
-    coalesced_descriptors: Number = 0
+    tokens: TraceNumber = 0
+    bytes: TraceNumber = 0
+    descriptors: TraceNumber = 0
+    coalesced_descriptors: TraceNumber = 0
     local_blocks: Annotated[tuple[TracedBlocks, ...], Meta(max_length=4096)] = ()
     remote_blocks: Annotated[tuple[TracedBlocks, ...], Meta(max_length=4096)] = ()
     cut: bool = False
-    attempts: Number = 1
-    stages: Annotated[dict[Name, Span], Meta(max_length=32)] = {}
-    moments: Annotated[dict[Name, Moment], Meta(max_length=32)] = {}
+    attempts: TraceNumber = 1
+    stages: Annotated[dict[TraceName, Span], Meta(max_length=32)] = {}
+    moments: Annotated[dict[TraceName, Moment], Meta(max_length=32)] = {}
 
 
 class End(msgspec.Struct, tag_field="line", tag="end", frozen=True, kw_only=True):
     """The last line: how many transfers stand above."""
 
-    transfers: Number
+    transfers: TraceNumber
 
 
-Line: TypeAlias = Header | EngineLine | WorkerLine | TransferLine | End
+TraceLine: TypeAlias = Header | EngineLine | WorkerLine | TransferLine | End
 
 
 @dataclass(frozen=True, slots=True)

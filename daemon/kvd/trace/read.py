@@ -20,15 +20,15 @@ from kvd.trace.model import (
     End,
     EngineLine,
     Header,
-    Line,
     RecordedTrace,
     TracedEngine,
+    TraceLine,
     TransferLine,
     WorkerLine,
 )
 from kvd.trace.streams import reading
 
-_LINE: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
+_LINE: msgspec.json.Decoder[TraceLine] = msgspec.json.Decoder(TraceLine)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class _Lines:
             )
         return data
 
-    def line(self) -> Line | None:
+    def line(self) -> TraceLine | None:
         """The next line as what it is, None at the end."""
         data = self.next()
         if data is None:
@@ -122,7 +122,7 @@ class _Begun:
     header: Header
     engines: tuple[TracedEngine, ...]
     lines: _Lines
-    line: Line | None
+    line: TraceLine | None
     bounds: tuple[EngineBounds | None, ...]
 
 
@@ -233,7 +233,7 @@ def _items(transfer: TransferLine) -> int:
     )
 
 
-def _unexpected(lines: _Lines, line: Line | None, wanted: str) -> TraceCut | BadTrace:
+def _unexpected(lines: _Lines, line: TraceLine | None, wanted: str) -> TraceCut | BadTrace:
     if line is None:
         return TraceCut(f"{lines.path} ends after line {lines.number}, before {wanted}", _AGAIN)
     kind = type(line).__struct_config__.tag

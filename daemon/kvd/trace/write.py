@@ -12,7 +12,7 @@ from kvd.geometry.model import EngineGeometry
 from kvd.trace.anonymous import without_addresses
 from kvd.trace.check import EngineBounds, bounds_of, check_blocks
 from kvd.trace.errors import BadTrace, TraceError
-from kvd.trace.model import End, EngineLine, Header, Line, TracedEngine, TransferLine, WorkerLine
+from kvd.trace.model import End, EngineLine, Header, TracedEngine, TraceLine, TransferLine, WorkerLine
 
 _encode = msgspec.json.Encoder().encode
 
@@ -78,6 +78,6 @@ def _valid(transfer: TransferLine, bounds: list[EngineBounds | None]) -> None:
     check_blocks(transfer, bounds)
 
 
-def _put(out: BinaryIO, line: Line) -> None:
+def _put(out: BinaryIO, line: TraceLine) -> None:
     out.write(_encode(line))
     out.write(b"\n")

@@ -19,7 +19,7 @@ import msgspec
 from kvd.vllm.errors import BadParams
 from kvd.worker.remote import RemotePrefill, RemotePush
 
-Read = TypeVar("Read")
+T = TypeVar("T")
 
 CONTRACT = 2
 """Version of the entries. 2 has the prompt's digest, a seal, and kvd's address under names of its own."""
@@ -147,7 +147,7 @@ def _check_contract(params: Mapping[str, Any], spoken: tuple[int, ...], why: str
         )
 
 
-def _convert(params: Mapping[str, Any], names: Mapping[str, str], kind: type[Read], step: str) -> Read:
+def _convert(params: Mapping[str, Any], names: Mapping[str, str], kind: type[T], step: str) -> T:
     """A struct from the entries that ``names`` gives for its fields; ``step`` says what to do where one is missing."""
     if missing := [theirs for theirs in names.values() if theirs not in params]:
         raise BadParams(f"kv_transfer_params lack {', '.join(missing)}: {step}")

@@ -10,7 +10,7 @@ from kvd.wire.limits import Facts
 
 LOOKAHEAD = "prefill_lookahead"
 """The fact of an engine that `lookahead_of` reads."""
-Table = Sequence[Sequence[int]]
+BlockTable = Sequence[Sequence[int]]
 """A request's block ids by group."""
 
 
@@ -29,7 +29,7 @@ class VllmRequest(Protocol):
 class BlockState(Protocol):
     """What is used of vLLM's KVConnectorBlockState."""
 
-    def get_block_ids(self, req_id: str) -> Table | None:
+    def get_block_ids(self, req_id: str) -> BlockTable | None:
         """The block table of a request that is scheduled in this step."""
 
 
@@ -49,7 +49,9 @@ class VllmStep(Protocol):
         """The block tables."""
 
 
-def table_in(output: VllmStep, request_id: str, table: Callable[[str], Table | None]) -> Table | None:
+def table_in(
+    output: VllmStep, request_id: str, table: Callable[[str], BlockTable | None]
+) -> BlockTable | None:
     """The block table of a request that a step computes; from ``table`` where the step's output has none."""
     state = getattr(output, "kv_connector_block_state", None)  # builds before 0.29 have none
     return (state.get_block_ids(request_id) if state is not None else None) or table(request_id)

@@ -36,8 +36,8 @@ _SETS = ("target_modules", "modules_to_save", "layers_to_transform", "exclude_mo
 
 K = TypeVar("K")
 V = TypeVar("V")
-_Seen = tuple[tuple[int, int, int], ...]
-_known: OrderedDict[str, tuple[_Seen, str]] = OrderedDict()
+_Stamps = tuple[tuple[int, int, int], ...]
+_known: OrderedDict[str, tuple[_Stamps, str]] = OrderedDict()
 _loaded: OrderedDict[tuple[int, str], str] = OrderedDict()
 _lock = threading.Lock()
 
@@ -99,7 +99,7 @@ def _by_name(path: str) -> str:
     return BY_NAME + hashlib.blake2b(name, digest_size=16).hexdigest()
 
 
-def _seen(folder: str) -> _Seen | None:
+def _seen(folder: str) -> _Stamps | None:
     """The state of the adapter's files; None where it has no weights here."""
     found = []
     for name in (CONFIGURATION, *WEIGHTS):

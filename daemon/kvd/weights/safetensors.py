@@ -30,7 +30,7 @@ class _Entry(msgspec.Struct, frozen=True, gc=False):
     data_offsets: tuple[int, int]
 
 
-_Header = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_HEADER = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _Tensor = msgspec.json.Decoder(_Entry)
 
 
@@ -69,7 +69,7 @@ def _header(file: int, left: int) -> tuple[int, list[tuple[str, _Entry]]]:
         raise WeightsUnreadable(f"its header is to have {length} bytes, the file has {size}")
     begin, room = 8 + length, size - 8 - length
     try:
-        raw = _Header.decode(read_at(file, 8, length))
+        raw = _HEADER.decode(read_at(file, 8, length))
         raw.pop("__metadata__", None)
         tensors = [(name, _Tensor.decode(text)) for name, text in raw.items()]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

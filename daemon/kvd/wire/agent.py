@@ -46,7 +46,7 @@ class HeldPeer(msgspec.Struct, frozen=True, kw_only=True):
     busy: Text = ""
 
 
-Held: TypeAlias = Annotated[tuple[HeldPeer, ...], Meta(max_length=MOST_HELD)]
+PeersHeld: TypeAlias = Annotated[tuple[HeldPeer, ...], Meta(max_length=MOST_HELD)]
 
 
 class GetHeld(Request, tag="get_held", frozen=True):
@@ -69,7 +69,7 @@ class DropPeer(Request, tag="drop_peer", frozen=True, kw_only=True):
 class HeldPeers(Reply, tag="held_peers", frozen=True):
     """What a worker holds of its peers."""
 
-    peers: Held
+    peers: PeersHeld
 
 
 class ListAgents(Request, tag="list_agents", frozen=True, kw_only=True):

@@ -15,7 +15,7 @@ from kvd.wire.reply import Reply, Request
 MOST_ASKED = 4096
 """Parts of a question for sums: one for each group, and for each class of its tokens."""
 
-Cells: TypeAlias = Annotated[bytes, Meta(max_length=16 << 20)]
+PackedCells: TypeAlias = Annotated[bytes, Meta(max_length=16 << 20)]
 
 
 class SumsOf(msgspec.Struct, frozen=True, array_like=True):
@@ -55,4 +55,4 @@ class Sums(Reply, tag="sums", frozen=True, kw_only=True):
     """
 
     tokens: Count
-    groups: Annotated[tuple[Cells, ...], Meta(max_length=MOST_ASKED)]
+    groups: Annotated[tuple[PackedCells, ...], Meta(max_length=MOST_ASKED)]

@@ -13,7 +13,7 @@ Role = Literal["prefill", "decode", "both"]
 """vLLM's kv_role in our words: kv_producer is ``prefill``, kv_consumer ``decode``."""
 
 
-Host: TypeAlias = Annotated[str, msgspec.Meta(max_length=255)]
+HostName: TypeAlias = Annotated[str, msgspec.Meta(max_length=255)]
 """A name or an address: DNS has no longer names."""
 
 DIGEST_KEY_BYTES = 32
@@ -23,7 +23,7 @@ DIGEST_KEY_BYTES = 32
 class Endpoint(msgspec.Struct, frozen=True):
     """Where a kvd's peer socket listens; an empty host means "the kvd that you are talking to"."""
 
-    host: Host = ""
+    host: HostName = ""
     port: Port = 0
 
     def __str__(self) -> str:

@@ -52,7 +52,6 @@ Incarnation: TypeAlias = Annotated[str, Meta(max_length=LONGEST_INCARNATION)]
 """Of a worker or a scheduler: new at each start of its process."""
 Text: TypeAlias = Annotated[str, Meta(max_length=LONGEST_TEXT)]
 """For people; and the path of a model."""
-Flag: TypeAlias = bool
 Whole: TypeAlias = Annotated[int, Meta(ge=-MOST - 1, le=MOST)]
 """A whole number of either sign, such as one that stands for "none" below zero."""
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=MOST)]

@@ -6,7 +6,7 @@ them. A kvd that was just started takes the difference between the two, so nothi
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
@@ -53,6 +53,9 @@ OTHER = "OTHER"
 """Stands for further codes of an outcome once there are too many."""
 
 MOST_COUNTS = 256
+
+OutcomeKey: TypeAlias = tuple[Outcome, str]
+"""An outcome and its code."""
 
 
 class OutcomeCount(msgspec.Struct, frozen=True, array_like=True):

@@ -16,14 +16,13 @@ from kvd.wire.checksum import GetSums
 from kvd.wire.handshake import Generations, GetPeer, PeerGone, PeerReady
 from kvd.wire.identity import Endpoint, WorkerCard
 from kvd.wire.limits import Id, Text
-from kvd.wire.push import PushAnnounce, PushDone, PushProgress, PushWithdraw
+from kvd.wire.push import PushMessage
 from kvd.wire.reply import Reply, Request
 
 MOST_OF_PART = 1024
 """Workers of one kvd that a message names: a host of 64 engines has eight of each."""
 
-Push: TypeAlias = PushAnnounce | PushWithdraw | PushDone | PushProgress
-Asked: TypeAlias = Push | GetSums
+AskedOfWorker: TypeAlias = PushMessage | GetSums
 """What a worker is asked, and answers itself."""
 
 
@@ -73,11 +72,11 @@ class FromWorker(Request, tag="from_worker", frozen=True, kw_only=True):
 
     endpoint: Endpoint
     incarnation: Id
-    message: GetPeer | Asked
+    message: GetPeer | AskedOfWorker
 
 
 class ForWorker(Request, tag="for_worker", frozen=True, kw_only=True):
     """From the home: what a worker is asked, which it answers itself, or told, which its kvd answers by `Ok`."""
 
     incarnation: Id
-    message: Asked | PeerReady | PeerGone
+    message: AskedOfWorker | PeerReady | PeerGone

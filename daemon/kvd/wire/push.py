@@ -7,7 +7,7 @@ order.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -143,3 +143,7 @@ class PushKept(Request, tag="push_kept", frozen=True, kw_only=True):
     transfer_id: Id
     request_id: Id
     blocks: Annotated[tuple[BlockRun, ...], Meta(max_length=MOST_GROUPS)] = ()
+
+
+PushMessage: TypeAlias = PushAnnounce | PushWithdraw | PushDone | PushProgress
+"""What goes from one engine's worker to another's."""

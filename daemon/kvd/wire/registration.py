@@ -11,7 +11,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from kvd.wire.identity import Endpoint, EngineFacts, Host, LeaseKey, ReaderId, Secretive, WorkerCard
+from kvd.wire.identity import Endpoint, EngineFacts, HostName, LeaseKey, ReaderId, Secretive, WorkerCard
 from kvd.wire.limits import MOST_LEASES_HELD, Count, Id, Incarnation, Port, Seconds, Secret, Whole
 from kvd.wire.reply import Reply, Request
 
@@ -85,7 +85,7 @@ class Registered(Reply, tag="registered", frozen=True, kw_only=True):
     kvd_generation: Id
     engine_generation: Id = ""
     compatibility_class: Id = ""
-    host: Host = ""
+    host: HostName = ""
     port: Port = 0
     heartbeat_seconds: Seconds = 0.25
 

@@ -11,7 +11,7 @@ from kvd.shown import MAX_WORD, brief, cut
 from kvd.wire.codes import OthersCode, RefusalCode
 from kvd.wire.limits import MOST_FACTS, Id, Text
 
-Words: TypeAlias = Annotated[str, Meta(max_length=4 << 20)]
+LongText: TypeAlias = Annotated[str, Meta(max_length=4 << 20)]
 """Of an earlier kvd a refusal may be long. Ours has no more than 1,000 characters."""
 
 
@@ -49,7 +49,7 @@ class Refused(Reply, tag="refused", frozen=True, kw_only=True):
     """
 
     code: Id
-    message: Words
+    message: LongText
     hint: Text = ""
     factors: Annotated[tuple[RefusalFactor, ...], Meta(max_length=MOST_FACTS)] = ()
     final: bool = False

@@ -27,7 +27,7 @@ from nacl.bindings import (
 from nacl.exceptions import CryptoError
 
 from kvd.zmtp import z85
-from kvd.zmtp.errors import Kind, ZmtpError
+from kvd.zmtp.errors import ZmtpError, ZmtpErrorKind
 from kvd.zmtp.frames import SHOWN, named, refusal, taken_apart
 from kvd.zmtp.mechanism import SEALED_BYTES
 
@@ -280,7 +280,9 @@ def _box(plain: bytes, nonce: bytes, shared: bytes) -> bytes:
     return crypto_box_easy_afternm(plain, nonce, shared)
 
 
-def _opened(box: bytes, nonce: bytes, shared: bytes, what: str, otherwise: Kind = "protocol") -> bytes:
+def _opened(
+    box: bytes, nonce: bytes, shared: bytes, what: str, otherwise: ZmtpErrorKind = "protocol"
+) -> bytes:
     try:
         return crypto_box_open_easy_afternm(box, nonce, shared)
     except CryptoError:

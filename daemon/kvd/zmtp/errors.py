@@ -6,7 +6,7 @@ from typing import Literal
 
 from kvd.errors import KvdError
 
-Kind = Literal["greeting", "protocol", "too_large", "not_authorised", "other_key"]
+ZmtpErrorKind = Literal["greeting", "protocol", "too_large", "not_authorised", "other_key"]
 
 
 class ZmtpError(KvdError):
@@ -23,7 +23,7 @@ class ZmtpError(KvdError):
 
     code = "KVD-ZMTP"
 
-    def __init__(self, kind: Kind, message: str, farewell: bytes = b"", key: bytes = b"") -> None:
+    def __init__(self, kind: ZmtpErrorKind, message: str, farewell: bytes = b"", key: bytes = b"") -> None:
         super().__init__(message)
-        self.kind: Kind = kind
+        self.kind: ZmtpErrorKind = kind
         self.farewell, self.key = farewell, key

@@ -29,6 +29,7 @@ QUICK_SECONDS = 15.0
 """For all moves but the first of each backend and direction; processes have to start besides."""
 FRAGMENTATIONS = ("contiguous", "runs-of-4", "random")
 RARER = ("freed",)
+"""Side by side, last first, as vLLM hands out the blocks of a request that is over."""
 
 
 def benchmark(  # noqa: PLR0913 - one for each option
@@ -38,10 +39,10 @@ def benchmark(  # noqa: PLR0913 - one for each option
         list[str] | None,
         typer.Argument(metavar="[ENGINE FROM]", help="ENGINE reads from FROM: ids, presets or files."),
     ] = None,
-    model: pair_options.Model = None,
-    local: pair_options.Local = None,
-    remote: pair_options.Remote = None,
-    backends: pair_options.Backends = None,
+    model: pair_options.ModelOption = None,
+    local: pair_options.LocalOption = None,
+    remote: pair_options.RemoteOption = None,
+    backends: pair_options.BackendsOption = None,
     operations: Annotated[str | None, choices("--operation", OPERATIONS, help="[default: both]")] = None,
     tokens: Annotated[
         str | None,
@@ -64,7 +65,7 @@ def benchmark(  # noqa: PLR0913 - one for each option
         ),
     ] = None,
     rounds: Annotated[int | None, number("--rounds", help="[15; quick: 5]")] = None,
-    memory: pair_options.Memory = 1 << 30,
+    memory: pair_options.MemoryOption = 1 << 30,
     devices: Annotated[
         str | None,
         typer.Option(
@@ -75,15 +76,15 @@ def benchmark(  # noqa: PLR0913 - one for each option
         ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="One size and few rounds: under a minute.")] = False,
-    no_verify: pair_options.NoVerify = False,
+    no_verify: pair_options.NoVerifyOption = False,
     handshake: Annotated[
         bool,
         typer.Option("--handshake", help="What engines must know of each other first, instead of bytes."),
     ] = False,
     plot: Annotated[bool, typer.Option("--plot", help="Bars below the table.")] = False,
-    report: pair_options.Report = None,
-    to: pair_options.To = None,
-    key_file: pair_options.KeyFile = None,
+    report: pair_options.ReportOption = None,
+    to: pair_options.ToOption = None,
+    key_file: pair_options.KeyFileOption = None,
 ) -> None:
     """What this host's transfer engines can move of a model's KV.
 

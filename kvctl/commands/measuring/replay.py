@@ -9,7 +9,14 @@ import typer
 from kvctl.cli.option_kinds import number
 from kvctl.cli.parsing import number_or_zero, share
 from kvctl.cli.settings import Settings
-from kvctl.engines.pair_options import Backends, KeyFile, Memory, NoVerify, Report, To
+from kvctl.engines.pair_options import (
+    BackendsOption,
+    KeyFileOption,
+    MemoryOption,
+    NoVerifyOption,
+    ReportOption,
+    ToOption,
+)
 from kvctl.errors import UsageError
 
 SECTION = "Measure"
@@ -33,7 +40,7 @@ def replay(  # noqa: PLR0913 - one for each option
     trace: Annotated[
         str, typer.Argument(metavar="TRACE", help="A file, - for stdin, or an imported trace's name.")
     ],
-    backends: Backends = None,
+    backends: BackendsOption = None,
     no_coalesce: Annotated[
         bool, typer.Option("--no-coalesce", help="Also each without joining neighbouring blocks.")
     ] = False,
@@ -54,11 +61,11 @@ def replay(  # noqa: PLR0913 - one for each option
         float,
         typer.Option("--scale", metavar="SHARE", parser=share, help="Only this share of each prompt. [1]"),
     ] = 1.0,
-    memory: Memory = 2 << 30,
-    no_verify: NoVerify = False,
-    to: To = None,
-    key_file: KeyFile = None,
-    report: Report = None,
+    memory: MemoryOption = 2 << 30,
+    no_verify: NoVerifyOption = False,
+    to: ToOption = None,
+    key_file: KeyFileOption = None,
+    report: ReportOption = None,
 ) -> None:
     """Recorded transfers moved again, beside their record and in other ways.
 

@@ -8,7 +8,7 @@ import typer
 
 from kvctl.cli.parsing import chosen_devices, cuda_devices, size
 from kvctl.cli.settings import Settings
-from kvctl.engines.pair_options import KeyFile
+from kvctl.engines.pair_options import KeyFileOption
 
 SECTION = "Measure"
 EXAMPLES = ("kvctl serve 10.0.0.2 --key-file /etc/kvd/peer.key",)
@@ -28,7 +28,7 @@ def serve(
         str | None,
         typer.Option("--device", metavar="cpu|cuda[:N]", parser=cuda_devices, help="Where it is. [cpu]"),
     ] = None,
-    key_file: KeyFile = None,
+    key_file: KeyFileOption = None,
 ) -> None:
     """The other side of a benchmark or replay between two hosts.
 

@@ -31,13 +31,13 @@ def export(  # noqa: PLR0913 (options)
         str, typer.Argument(metavar="[FILE]", help="Named .gz or .zst it is packed; none: stdout.")
     ] = "-",
     last: Annotated[int | None, options.last_option(f"The newest so many. [{LAST}]")] = None,
-    engine: options.Engine = "",
-    peer: options.Peer = "",
-    request: options.Request = "",
-    state: options.State = None,
-    backend: options.Backend = "",
-    since: options.Since = None,
-    slower_than: options.SlowerThan = None,
+    engine: options.EngineOption = "",
+    peer: options.PeerOption = "",
+    request: options.RequestOption = "",
+    state: options.StateOption = None,
+    backend: options.BackendOption = "",
+    since: options.SinceOption = None,
+    slower_than: options.SlowerThanOption = None,
     hash_requests: Annotated[
         bool, typer.Option("--hash-requests", help="Write digests in place of the ids of requests.")
     ] = False,

@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 from kvctl.cli.numbers import size
 from kvctl.cli.units import Bytes, Time
 from kvctl.views.registry import View
-from kvctl.views.screen import Column, Part, number, table
+from kvctl.views.screen import Column, ScreenPart, number, table
 
 
 class Bundled(Struct, frozen=True, kw_only=True):
@@ -34,7 +34,7 @@ class Bundle(Struct, frozen=True, kw_only=True):
     members: tuple[Bundled, ...]
 
 
-def bundle_screen(body: Bundle, wide: bool) -> Part:
+def bundle_screen(body: Bundle, wide: bool) -> ScreenPart:
     """One file a line; sums when wide."""
     return [
         table(

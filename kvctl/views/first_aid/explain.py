@@ -7,9 +7,9 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from kvctl.explained.entries import Kind, Text, entries
+from kvctl.explained.entries import CodeText, Kind, entries
 from kvctl.views.registry import View
-from kvctl.views.screen import Column, Indented, Part, Styled, spaced, table
+from kvctl.views.screen import Column, Indented, ScreenPart, Styled, spaced, table
 
 
 class CodeName(Struct, frozen=True, kw_only=True):
@@ -60,7 +60,7 @@ def explanations_document(wanted: str) -> Explanations:
     return Explanations(explanations=tuple(_explanation(*entry) for entry in entries() if entry[1] == wanted))
 
 
-def _explanation(kind: Kind, code: str, text: Text) -> Explanation:
+def _explanation(kind: Kind, code: str, text: CodeText) -> Explanation:
     return Explanation(
         code=code,
         shown_by=kind.shown_by,
@@ -72,7 +72,7 @@ def _explanation(kind: Kind, code: str, text: Text) -> Explanation:
     )
 
 
-def codes_screen(body: Codes, wide: bool) -> Part:
+def codes_screen(body: Codes, wide: bool) -> ScreenPart:
     """One code a line."""
     del wide
     return table(
@@ -91,13 +91,13 @@ PARTS: tuple[tuple[str, Callable[[Explanation], str]], ...] = (
 """Headings of an explanation, here and in docs/codes.md."""
 
 
-def explanations_screen(body: Explanations, wide: bool) -> Part:
+def explanations_screen(body: Explanations, wide: bool) -> ScreenPart:
     """Each of its meanings; the test that brings it about when wide."""
     return spaced(_screen(one, wide) for one in body.explanations)
 
 
-def _screen(one: Explanation, wide: bool) -> Part:
-    lines: list[Part] = [(Styled(one.code, "bold"), f" ({one.shown_by}): {one.summary}")]
+def _screen(one: Explanation, wide: bool) -> ScreenPart:
+    lines: list[ScreenPart] = [(Styled(one.code, "bold"), f" ({one.shown_by}): {one.summary}")]
     for heading, text in (*PARTS, *(("test", lambda one: one.provoked_by),) * wide):
         if text(one):
             lines += [Styled(heading, "bold"), Indented(text(one))]

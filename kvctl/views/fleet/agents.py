@@ -11,7 +11,7 @@ from kvctl.views.fleet.differing import differing
 from kvctl.views.fleet.unanswered import HOST, FleetOf, unanswered_screen
 from kvctl.views.registry import View
 from kvctl.views.running.agents import AgentDocument, agent_columns, agent_names, pinned_lines
-from kvctl.views.screen import Part
+from kvctl.views.screen import ScreenPart
 
 
 class FleetAgent(AgentDocument, frozen=True, kw_only=True):
@@ -31,7 +31,7 @@ def fleet_agent(host: str, agent: AgentDocument) -> FleetAgent:
     return filled(FleetAgent, agent, host=host)
 
 
-def fleet_agents_screen(body: FleetAgents, wide: bool) -> Part:
+def fleet_agents_screen(body: FleetAgents, wide: bool) -> ScreenPart:
     """One holding a line, with the columns in which they differ, all of them when wide."""
     name, rank, *others = agent_columns(body.agents, wide)
     return [

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from kvctl.views.folded.rows import COUNT, listing
-from kvctl.views.screen import Column, Foldable, Part, TextTable, plain
+from kvctl.views.screen import Column, Foldable, ScreenPart, TextTable, plain
 
 Item = TypeVar("Item")
 
@@ -19,7 +19,7 @@ def differing(items: Sequence[Item], *columns: Column[Item], whole: bool = False
     return listing(items, *columns, build=None if whole else _slim)
 
 
-def _slim(made: TextTable, count: int) -> Part:
+def _slim(made: TextTable, count: int) -> ScreenPart:
     if count < LEAST:
         return made
     cells = [{plain(row[at]) for row in made.rows} for at in range(len(made.headers))]

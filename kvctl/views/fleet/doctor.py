@@ -12,7 +12,7 @@ from kvctl.views.doctor import STYLES, Check, name
 from kvctl.views.fleet.unanswered import HOST, FleetOf, unanswered_screen
 from kvctl.views.folded.rows import folded
 from kvctl.views.registry import View
-from kvctl.views.screen import Column, Part, Styled, names, table
+from kvctl.views.screen import Column, ScreenPart, Styled, names, table
 
 ORDER = ("failed", "warning", "skipped", "ok")
 
@@ -41,7 +41,7 @@ def fleet_doctor_checks(checks: Mapping[str, Sequence[Check]]) -> dict[str, Any]
     }
 
 
-def fleet_doctor_screen(body: FleetDoctor, wide: bool) -> Part:
+def fleet_doctor_screen(body: FleetDoctor, wide: bool) -> ScreenPart:
     """What is not well, hosts of which the same is said in one row, and what to do; with ``wide`` all checks."""
     bad = [check for check in body.checks if check.state in ("failed", "warning")]
     shown = body.checks if wide else bad
@@ -52,7 +52,7 @@ def fleet_doctor_screen(body: FleetDoctor, wide: bool) -> Part:
         names("NOTE", lambda check: check.found),
     )
     made = table(shown, *columns) if wide else folded(shown, *columns)
-    parts: list[Part] = [made, ""] if shown else []
+    parts: list[ScreenPart] = [made, ""] if shown else []
     hints = {(name(check), check.hint): check for check in bad if check.hint}
     parts += [
         (Styled(f"{check.state}  ", STYLES[check.state]), f"{code}: {hint}")

@@ -11,7 +11,7 @@ from kvctl.views.engines import EngineDocument, engine_columns
 from kvctl.views.fleet.differing import differing
 from kvctl.views.fleet.unanswered import HOST, FleetOf, unanswered_screen
 from kvctl.views.registry import View, named
-from kvctl.views.screen import Part
+from kvctl.views.screen import ScreenPart
 
 
 class FleetEngine(EngineDocument, frozen=True, kw_only=True):
@@ -31,7 +31,7 @@ def fleet_engine(host: str, engine: EngineDocument) -> FleetEngine:
     return filled(FleetEngine, engine, host=host)
 
 
-def fleet_engines_screen(body: FleetEngines, wide: bool) -> Part:
+def fleet_engines_screen(body: FleetEngines, wide: bool) -> ScreenPart:
     """One engine a line, with the columns in which they differ, all of them when wide."""
     name, *others = engine_columns(body.engines, wide)
     return [

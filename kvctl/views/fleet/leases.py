@@ -11,7 +11,7 @@ from kvctl.views.fleet.differing import differing
 from kvctl.views.fleet.unanswered import HOST, FleetOf, unanswered_screen
 from kvctl.views.registry import View
 from kvctl.views.running.leases import LeaseDocument, lease_columns, lease_names
-from kvctl.views.screen import Part
+from kvctl.views.screen import ScreenPart
 
 
 class FleetLease(LeaseDocument, frozen=True, kw_only=True):
@@ -31,7 +31,7 @@ def fleet_lease(host: str, lease: LeaseDocument) -> FleetLease:
     return filled(FleetLease, lease, host=host)
 
 
-def fleet_leases_screen(body: FleetLeases, wide: bool) -> Part:
+def fleet_leases_screen(body: FleetLeases, wide: bool) -> ScreenPart:
     """One side of a lease a line, with the columns in which they differ, all of them when wide."""
     owner, request, *others = lease_columns(wide)
     return [

@@ -13,7 +13,7 @@ from kvctl.ledger.slow_pairs import SlowPair
 from kvctl.views.fleet.differing import differing
 from kvctl.views.fleet.unanswered import FleetOf, unanswered_screen
 from kvctl.views.registry import View
-from kvctl.views.screen import Column, Part
+from kvctl.views.screen import Column, ScreenPart
 from kvctl.views.slow import Slow, findings_screen, pair_columns
 
 
@@ -57,7 +57,7 @@ def fleet_slow(answers: Mapping[str, Slow], asked: Mapping[str, Any]) -> FleetSl
     )
 
 
-def fleet_slow_screen(body: FleetSlow, wide: bool) -> Part:
+def fleet_slow_screen(body: FleetSlow, wide: bool) -> ScreenPart:
     """One pair a line, then the findings."""
     if not body.looked_at:
         return [f"no transfer matches; the ledgers have {body.total}", *unanswered_screen(body.unanswered)]

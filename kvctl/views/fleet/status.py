@@ -12,7 +12,7 @@ from kvctl.cli.units import Count, Time
 from kvctl.views.fleet.differing import differing
 from kvctl.views.fleet.unanswered import FleetOf, unanswered_screen
 from kvctl.views.registry import View, moment, named
-from kvctl.views.screen import Column, Part, Styled, number
+from kvctl.views.screen import Column, ScreenPart, Styled, number
 from kvd.wire.query import KvdStatus
 
 
@@ -84,7 +84,7 @@ def fleet_host(host: str, status: KvdStatus) -> FleetHost:
     )
 
 
-def fleet_status_screen(body: FleetStatus, wide: bool) -> Part:
+def fleet_status_screen(body: FleetStatus, wide: bool) -> ScreenPart:
     """One kvd a line, with the columns in which they differ, all of them when wide."""
     troubles = wide or any(one.trouble for one in body.kvds)
     return [

@@ -12,7 +12,7 @@ from kvctl.cli.units import filled
 from kvctl.views.fleet.unanswered import FleetOf, unanswered_screen
 from kvctl.views.folded.names import name_set
 from kvctl.views.registry import View
-from kvctl.views.screen import Column, Part, number, spaced, table, yes_or_no
+from kvctl.views.screen import Column, ScreenPart, number, spaced, table, yes_or_no
 from kvctl.views.topology.document import PairDocument, Topology
 from kvctl.views.topology.dot import topology_dot
 from kvctl.views.topology.flows import shape
@@ -48,7 +48,7 @@ def fleet_pair(
     return filled(FleetPair, pair, readers=_engines(readers), sources=_engines(sources))
 
 
-def fleet_topology_screen(body: FleetTopology, wide: bool) -> Part:
+def fleet_topology_screen(body: FleetTopology, wide: bool) -> ScreenPart:
     """A line for each two kinds of engines; below it each whole, where there is one alone, it does not fit, or wide."""
     whole = [pair for pair in body.pairs if wide or len(body.pairs) == 1 or not pair.compatible]
     lines = table(

@@ -10,7 +10,7 @@ from kvctl.cli.units import Count, filled
 from kvctl.views.fleet.unanswered import HOST, FleetOf, unanswered_screen
 from kvctl.views.folded.rows import listing
 from kvctl.views.registry import View, named
-from kvctl.views.screen import Part
+from kvctl.views.screen import ScreenPart
 from kvctl.views.transfers.document import TransferDocument, transfer_columns
 from kvctl.views.transfers.groups import TransferGroups, transfer_groups_screen
 
@@ -39,7 +39,7 @@ def fleet_transfer(host: str, transfer: TransferDocument) -> FleetTransfer:
     return filled(FleetTransfer, transfer, host=host)
 
 
-def fleet_transfers_screen(body: FleetTransfers, wide: bool) -> Part:
+def fleet_transfers_screen(body: FleetTransfers, wide: bool) -> ScreenPart:
     """One transfer a line."""
     started, *others = transfer_columns(body.transfers, wide)
     return [
@@ -48,7 +48,7 @@ def fleet_transfers_screen(body: FleetTransfers, wide: bool) -> Part:
     ]
 
 
-def fleet_groups_screen(body: FleetGroups, wide: bool) -> Part:
+def fleet_groups_screen(body: FleetGroups, wide: bool) -> ScreenPart:
     """One group a line."""
     return [transfer_groups_screen(body.groups, wide), *unanswered_screen(body.unanswered)]
 

@@ -12,7 +12,7 @@ from kvctl.cli.units import Count
 from kvctl.errors import HostsUnanswered
 from kvctl.fleet.asking import FleetAnswers, NotAnswered
 from kvctl.views.output import show_repeatedly
-from kvctl.views.screen import Column, Part, Styled, names, table
+from kvctl.views.screen import Column, ScreenPart, Styled, names, table
 
 HOST: Column[Any] = names("HOST", lambda one: one.host)
 """The column that says whose row it is."""
@@ -63,7 +63,7 @@ def show_fleet(fetch: Callable[[], Body], settings: Settings, every: float | Non
     return body
 
 
-def unanswered_screen(missing: Sequence[UnansweredHost]) -> list[Part]:
+def unanswered_screen(missing: Sequence[UnansweredHost]) -> list[ScreenPart]:
     """One host a line; nothing where all answered."""
     if not missing:
         return []

@@ -10,7 +10,7 @@ from kvctl.cli.units import filled
 from kvctl.views.fleet.differing import differing
 from kvctl.views.fleet.unanswered import HOST, FleetOf, unanswered_screen
 from kvctl.views.registry import View, named
-from kvctl.views.screen import Part
+from kvctl.views.screen import ScreenPart
 from kvctl.views.workers import Worker, worker_columns, worker_name
 
 
@@ -31,7 +31,7 @@ def fleet_worker(host: str, worker: Worker) -> FleetWorker:
     return filled(FleetWorker, worker, host=host)
 
 
-def fleet_workers_screen(body: FleetWorkers, wide: bool) -> Part:
+def fleet_workers_screen(body: FleetWorkers, wide: bool) -> ScreenPart:
     """One process a line, with the columns in which they differ, all of them when wide."""
     name, *others = worker_columns(body.workers, wide)
     return [

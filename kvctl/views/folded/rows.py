@@ -6,14 +6,25 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
 from kvctl.views.folded.names import name_set, pattern
-from kvctl.views.screen import Cell, Column, Foldable, Part, Styled, TextTable, cell_of, natural, plain, table
+from kvctl.views.screen import (
+    Cell,
+    Column,
+    Foldable,
+    ScreenPart,
+    Styled,
+    TextTable,
+    cell_of,
+    natural,
+    plain,
+    table,
+)
 
 MANY = 40
 """Rows from which on a table on a terminal folds by itself."""
 COUNT = "COUNT"
 
 Item = TypeVar("Item")
-Build = Callable[[TextTable, int], Part]
+BuildPart = Callable[[TextTable, int], ScreenPart]
 
 
 class _Row(NamedTuple):
@@ -23,11 +34,11 @@ class _Row(NamedTuple):
     items: Sequence[int]
 
 
-def listing(items: Sequence[Item], *columns: Column[Item], build: Build | None = None) -> Foldable:
+def listing(items: Sequence[Item], *columns: Column[Item], build: BuildPart | None = None) -> Foldable:
     """A table of ``items`` that can be had folded. ``build`` makes a part of the table and the number of items."""
     whole = table(items, *columns)
 
-    def built(made: TextTable) -> Part:
+    def built(made: TextTable) -> ScreenPart:
         return build(made, len(items)) if build else made
 
     return Foldable(built(whole), lambda: built(folded(items, *columns)), len(items))
@@ -97,7 +108,7 @@ def _span(column: Column[Item], items: Sequence[Item], texts: Sequence[str]) -> 
     return least if least == greatest else f"{least}..{greatest}"
 
 
-def settled(part: Part, *, always: bool, by_itself: bool) -> Part:
+def settled(part: ScreenPart, *, always: bool, by_itself: bool) -> ScreenPart:
     """A part in which what can be folded is, or is not.
 
     ``always`` folds every such table; ``by_itself`` long ones, where that makes them shorter, and says so below.
@@ -116,7 +127,7 @@ def settled(part: Part, *, always: bool, by_itself: bool) -> Part:
     return part
 
 
-def _rows(part: Part) -> int:
+def _rows(part: ScreenPart) -> int:
     if isinstance(part, TextTable):
         return len(part.rows)
     return sum(map(_rows, part)) if isinstance(part, list) else 0

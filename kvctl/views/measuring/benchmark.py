@@ -8,11 +8,12 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from kvctl.cli.numbers import rate, size, span
-from kvctl.cli.units import BytesPerSecond, Count, RankName, Seconds, Time
+from kvctl.cli.units import BytesPerSecond, Count, Seconds, Time
 from kvctl.ledger.statistics import quantile
 from kvctl.views.measuring.bars import Bar, bars_text, page
 from kvctl.views.registry import View
-from kvctl.views.screen import Column, Part, Styled, TextTable, number, table
+from kvctl.views.screen import Column, ScreenPart, Styled, TextTable, number, table
+from kvd.geometry.rank import RankName
 
 Ratio = Annotated[float, Meta(ge=0, description="of the rate to that ceiling, the median over the rounds")]
 
@@ -128,7 +129,7 @@ class HandshakeBenchmark(Struct, frozen=True, kw_only=True):
     measurements: tuple[HandshakeMeasurement, ...]
 
 
-def benchmark_screen(body: Benchmark, wide: bool) -> Part:
+def benchmark_screen(body: Benchmark, wide: bool) -> ScreenPart:
     """One measurement a line; below it warnings and what was left out."""
     head, *lines = _head(body)
     warnings = [Styled(f"{one.code}: {one.message}", "yellow") for one in body.warnings]
@@ -218,7 +219,7 @@ def _bars(body: Benchmark) -> list[Bar]:
     ]
 
 
-def handshake_screen(body: HandshakeBenchmark, wide: bool) -> Part:
+def handshake_screen(body: HandshakeBenchmark, wide: bool) -> ScreenPart:
     """One case a line, by the sizes of the two engines."""
     cases = table(
         body.measurements,

@@ -11,7 +11,7 @@ from kvctl.cli.units import Bytes, BytesPerSecond, Count, Seconds, Time
 from kvctl.views.measuring.bars import Bar, page
 from kvctl.views.measuring.benchmark import Quantiles
 from kvctl.views.registry import View
-from kvctl.views.screen import Column, Part, TextTable, number, table
+from kvctl.views.screen import Column, ScreenPart, TextTable, number, table
 
 Stages = Annotated[dict[str, Quantiles], Meta(description="seconds in each stage, in order")]
 
@@ -77,11 +77,11 @@ class Replay(Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...]
 
 
-Way = RecordedFigures | Variant
+WayFigures = RecordedFigures | Variant
 STAGES = ("queued", "handshake", "plan", "prepare", "post", "wire", "complete")
 
 
-def replay_screen(body: Replay, wide: bool) -> Part:
+def replay_screen(body: Replay, wide: bool) -> ScreenPart:
     """The record in the first line, then one way a line; below what dominates and which is fastest."""
     head, *rest = _words(body)
     return [head, "", _table(body, wide), "", *rest]
@@ -142,18 +142,18 @@ def _table(body: Replay, wide: bool) -> TextTable:
     )
 
 
-def _ways(body: Replay) -> list[Way]:
+def _ways(body: Replay) -> list[WayFigures]:
     return [body.recorded, *body.variants]
 
 
-def _name(way: Way) -> str:
+def _name(way: WayFigures) -> str:
     return way.name if isinstance(way, Variant) else "recorded"
 
 
-def _stage(name: str, wide: bool) -> Column[Way]:
+def _stage(name: str, wide: bool) -> Column[WayFigures]:
     """The middle of a stage; with the other two when wide."""
 
-    def cell(way: Way) -> str | None:
+    def cell(way: WayFigures) -> str | None:
         if name not in way.stages:
             return None
         stage = way.stages[name]
@@ -162,7 +162,7 @@ def _stage(name: str, wide: bool) -> Column[Way]:
     return number(name.upper(), cell)
 
 
-def _bar(name: str, way: Way) -> Bar:
+def _bar(name: str, way: WayFigures) -> Bar:
     """The middles of the stages side by side. They add up to no transfer's time, so that is written beside them."""
     parts = tuple((stage, way.stages[stage].p50) for stage in STAGES if stage in way.stages)
     return Bar(name, parts, f"a transfer {span(way.seconds.p50)}")

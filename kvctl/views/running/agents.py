@@ -8,10 +8,11 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from kvctl.cli.numbers import age, size
-from kvctl.cli.units import Bytes, Count, RankName, Time
+from kvctl.cli.units import Bytes, Count, Time
 from kvctl.views.folded.rows import listing
 from kvctl.views.registry import View, moment
-from kvctl.views.screen import Column, Part, Styled, measure, names, number, state, table
+from kvctl.views.screen import Column, ScreenPart, Styled, measure, names, number, state, table
+from kvd.geometry.rank import RankName
 from kvd.wire.agent import AgentRow, Evicted, HeldPeer
 
 NOTHING = HeldPeer(engine_id="", generation="", use="reads")
@@ -165,7 +166,7 @@ def _evicted(row: AgentRow, left: HeldPeer | None, answer: Evicted) -> EvictedLa
     )
 
 
-def agents_screen(body: AgentsDocument, wide: bool) -> Part:
+def agents_screen(body: AgentsDocument, wide: bool) -> ScreenPart:
     """One holding of a worker a line, and what is pinned of peers that do not live."""
     return [listing(body.agents, *agent_columns(body.agents, wide)), *pinned_lines(body.agents)]
 
@@ -212,12 +213,12 @@ def _pinned(agent: AgentDocument) -> str:
     return f"{most}{size(agent.pinned_bytes)}"
 
 
-def pinned_lines(agents: Iterable[AgentDocument]) -> list[Part]:
+def pinned_lines(agents: Iterable[AgentDocument]) -> list[ScreenPart]:
     """How much stays mapped of peers that are gone, and of those that may be; nothing where nothing does."""
     rows = [agent for agent in agents if agent.peer and agent.state != "live" and agent.lanes]
     if not rows:
         return []
-    lines: list[Part] = [""]
+    lines: list[ScreenPart] = [""]
     for states, what in ((("gone",), "gone"), (("away", "unknown"), "may be gone")):
         found = [row for row in rows if row.state in states]
         if not found:
@@ -237,7 +238,7 @@ def agent_names(agents: Iterable[AgentDocument]) -> str:
     return "".join(f"{name}\n" for name in dict.fromkeys(held))
 
 
-def eviction_screen(body: Eviction, wide: bool) -> Part:
+def eviction_screen(body: Eviction, wide: bool) -> ScreenPart:
     """One worker's lanes a line, and how much was freed."""
     freed = sum(one.freed_bytes for one in body.evicted)
     most = "at most " if any(one.at_most for one in body.evicted) else ""

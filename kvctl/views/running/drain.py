@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 from kvctl.cli.numbers import span
 from kvctl.cli.units import Count, Seconds, filled
 from kvctl.views.registry import View, named
-from kvctl.views.screen import Column, Part, number, state, table
+from kvctl.views.screen import Column, ScreenPart, number, state, table
 from kvd.wire.drain import DrainRow, EnginesDraining
 from kvd.wire.identity import Role
 
@@ -56,7 +56,7 @@ def _engine(row: DrainRow) -> EngineDrain:
     return filled(EngineDrain, row, age=max(0.0, row.age), grace=max(0.0, row.grace))
 
 
-def drains_screen(body: Drains, wide: bool) -> Part:
+def drains_screen(body: Drains, wide: bool) -> ScreenPart:
     """One engine a line."""
     notes = wide or any(engine.note for engine in body.engines)
     return table(

@@ -13,11 +13,11 @@ from kvctl.cli.units import Count, Seconds, Time
 from kvctl.views.engines import endpoint_name
 from kvctl.views.folded.rows import listing
 from kvctl.views.registry import View
-from kvctl.views.screen import Column, Part, measure, names, number, state, table
+from kvctl.views.screen import Column, ScreenPart, measure, names, number, state, table
 from kvd.wire.order import ForcePlan, LeaseEnding
 from kvd.wire.query import LeaseRow
 
-Side = Literal["gives", "claims"]
+LeaseSide = Literal["gives", "claims"]
 NAMED = 3
 """Readers of a lease that stand in its row."""
 
@@ -35,7 +35,8 @@ class LeaseDocument(Struct, frozen=True, kw_only=True):
     engine_id: Annotated[str, Meta(description="the prefiller whose blocks are kept")]
     request_id: Annotated[str, Meta(description="the prefill's request")]
     side: Annotated[
-        Side, Meta(description="gives: the prefiller is of this host; claims: an engine here reads under it")
+        LeaseSide,
+        Meta(description="gives: the prefiller is of this host; claims: an engine here reads under it"),
     ]
     state: Annotated[
         Literal["open", "claimed", "ending"],
@@ -64,7 +65,7 @@ class ReleasedLease(Struct, frozen=True, kw_only=True):
 
     engine_id: str
     request_id: str
-    side: Side
+    side: LeaseSide
     effect: Annotated[
         Literal["ends", "misses"],
         Meta(description="ends: the prefiller frees its blocks; misses: a load of an engine here misses"),
@@ -148,7 +149,7 @@ def missed_documents(row: LeaseRow, plan: ForcePlan) -> tuple[ReleasedLease, ...
     )
 
 
-def leases_screen(body: LeasesDocument, wide: bool) -> Part:
+def leases_screen(body: LeasesDocument, wide: bool) -> ScreenPart:
     """One side of a lease a line."""
     return listing(body.leases, *lease_columns(wide))
 
@@ -170,7 +171,7 @@ def lease_columns(wide: bool) -> list[Column[Any]]:
     ]
 
 
-def released_screen(body: ReleasedLeases, wide: bool) -> Part:
+def released_screen(body: ReleasedLeases, wide: bool) -> ScreenPart:
     """What follows, one side a line."""
     return table(
         body.released,

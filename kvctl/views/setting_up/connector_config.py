@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from kvctl.views.registry import View
-from kvctl.views.screen import Part
+from kvctl.views.screen import ScreenPart
 
 
 class ConnectorConfig(Struct, frozen=True, kw_only=True):
@@ -20,7 +20,7 @@ class ConnectorConfig(Struct, frozen=True, kw_only=True):
     config: dict[str, Any]
 
 
-def connector_config_screen(body: ConnectorConfig, _wide: bool) -> Part:
+def connector_config_screen(body: ConnectorConfig, _wide: bool) -> ScreenPart:
     """One word for a shell, the flag with its value in quotes: without a blank no terminal breaks it in two."""
     value = json.dumps(body.config, separators=(",", ":")).replace(" ", "\\u0020")
     return f"{body.flag}={shlex.quote(value)}"

@@ -8,7 +8,7 @@ from msgspec import Meta, Struct
 
 from kvctl.fleet.contexts import Context
 from kvctl.views.registry import View, named
-from kvctl.views.screen import Column, Part, facts, number, table
+from kvctl.views.screen import Column, ScreenPart, facts, number, table
 
 
 class ContextDocument(Struct, frozen=True, kw_only=True):
@@ -38,7 +38,7 @@ def context_document(name: str, context: Context, used: str) -> ContextDocument:
     )
 
 
-def contexts_screen(body: Contexts, wide: bool) -> Part:
+def contexts_screen(body: Contexts, wide: bool) -> ScreenPart:
     """One context a line."""
     return table(
         body.contexts,
@@ -50,7 +50,7 @@ def contexts_screen(body: Contexts, wide: bool) -> Part:
     )
 
 
-def context_screen(body: ContextDocument, wide: bool) -> Part:
+def context_screen(body: ContextDocument, wide: bool) -> ScreenPart:
     """One fact a line."""
     del wide
     return facts(

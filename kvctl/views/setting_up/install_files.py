@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from kvctl.views.registry import View
-from kvctl.views.screen import Column, Part, Styled, number, table
+from kvctl.views.screen import Column, ScreenPart, Styled, number, table
 
 
 class InstalledFile(Struct, frozen=True, kw_only=True):
@@ -31,7 +31,7 @@ class InstalledFiles(Struct, frozen=True, kw_only=True):
     files: tuple[InstalledFile, ...]
 
 
-def installed_files_screen(body: InstalledFiles, wide: bool) -> Part:
+def installed_files_screen(body: InstalledFiles, wide: bool) -> ScreenPart:
     """Folder by folder, when wide file by file; what was left alone always."""
     left = [
         (Styled("left alone  ", "yellow"), f"{one.path}: {one.reason}")
@@ -39,7 +39,7 @@ def installed_files_screen(body: InstalledFiles, wide: bool) -> Part:
         if one.state == "left"
     ]
     if wide:
-        rows: Part = table(
+        rows: ScreenPart = table(
             body.files, Column("STATE", lambda one: one.state), Column("FILE", lambda one: one.path)
         )
     else:

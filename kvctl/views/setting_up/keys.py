@@ -8,7 +8,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from kvctl.views.registry import View
-from kvctl.views.screen import Column, Part, facts, table
+from kvctl.views.screen import Column, ScreenPart, facts, table
 from kvd.keys import TrustedKey
 
 
@@ -53,7 +53,7 @@ def trusted_hosts(keys: Iterable[TrustedKey]) -> tuple[TrustedHost, ...]:
     return tuple(TrustedHost(key=one.key.decode(), place=one.place) for one in keys)
 
 
-def host_keys_screen(body: HostKeys, _wide: bool) -> Part:
+def host_keys_screen(body: HostKeys, _wide: bool) -> ScreenPart:
     """The key, what to type on other hosts, and whom this one trusts."""
     told = facts(
         ("public key", body.public),
@@ -73,7 +73,7 @@ def _trusts(body: HostKeys) -> Iterable[tuple[str, str]]:
         yield "trusts", f"{len(body.trusted)} keys in {body.list_file}"
 
 
-def trusted_hosts_screen(body: TrustedHosts, _wide: bool) -> Part:
+def trusted_hosts_screen(body: TrustedHosts, _wide: bool) -> ScreenPart:
     """What changed, then the list."""
     rows = [
         *(("trusts", f"{one.place or '-'} {one.key}") for one in body.added),
@@ -87,7 +87,7 @@ def trusted_hosts_screen(body: TrustedHosts, _wide: bool) -> Part:
     return [told, "", _hosts(body.trusted)] if body.trusted else told
 
 
-def _hosts(hosts: tuple[TrustedHost, ...]) -> Part:
+def _hosts(hosts: tuple[TrustedHost, ...]) -> ScreenPart:
     return table(hosts, Column("HOST", lambda one: one.place or "-"), Column("KEY", lambda one: one.key))
 
 

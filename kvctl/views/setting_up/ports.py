@@ -7,8 +7,9 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from kvctl.views.registry import View
-from kvctl.views.screen import Column, Part, Styled, number, table
+from kvctl.views.screen import Column, ScreenPart, Styled, number, table
 from kvd.addresses import join_address
+from kvd.errors import joined
 
 
 class ListeningSocket(Struct, frozen=True, kw_only=True):
@@ -43,9 +44,9 @@ class Ports(Struct, frozen=True, kw_only=True):
     findings: tuple[PortFinding, ...]
 
 
-def ports_screen(body: Ports, _wide: bool) -> Part:
+def ports_screen(body: Ports, _wide: bool) -> ScreenPart:
     """The sockets, then what is wrong."""
-    parts: list[Part] = []
+    parts: list[ScreenPart] = []
     if body.sockets:
         parts.append(
             table(
@@ -58,7 +59,7 @@ def ports_screen(body: Ports, _wide: bool) -> Part:
         )
     for one in body.findings:
         style = "red" if one.state == "failed" else "yellow"
-        parts += ["", (Styled(f"{one.state}  ", style), f"{one.code}: {one.found}; {one.hint}")]
+        parts += ["", (Styled(f"{one.state}  ", style), f"{one.code}: {joined(one.found, one.hint)}")]
     if not body.findings:
         parts += ["", Styled("no two want one port", "green")]
     return parts if body.sockets else parts[1:]

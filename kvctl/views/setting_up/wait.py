@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 from kvctl.cli.numbers import span
 from kvctl.cli.units import Seconds
 from kvctl.views.registry import View
-from kvctl.views.screen import Part, Styled
+from kvctl.views.screen import ScreenPart, Styled
 
 
 class Awaited(Struct, frozen=True, kw_only=True):
@@ -27,7 +27,7 @@ class Wait(Struct, frozen=True, kw_only=True):
     targets: tuple[Awaited, ...]
 
 
-def wait_screen(body: Wait, _wide: bool) -> Part:
+def wait_screen(body: Wait, _wide: bool) -> ScreenPart:
     """A line for each."""
     return [
         (f"{one.target} is ", Styled(one.state, "green"), f", after {span(one.seconds)}")

@@ -6,7 +6,8 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from kvctl.cli.units import Bytes, BytesPerSecond, RankName, Seconds, filled
+from kvctl.cli.units import Bytes, BytesPerSecond, Seconds, filled
+from kvd.geometry.rank import RankName
 from kvd.topology.cost import RequestCost
 from kvd.topology.describe import EngineSummary, GroupSummary, PairDescription, ReadSummary
 from kvd.topology.findings import Finding

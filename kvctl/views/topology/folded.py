@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from kvctl.cli.numbers import size
-from kvctl.views.screen import Column, Part, number, table
+from kvctl.views.screen import Column, ScreenPart, number, table
 from kvctl.views.topology.document import PairDocument
 from kvctl.views.topology.flows import Flow, rank_order
 
@@ -43,7 +43,7 @@ def is_large(found: Iterable[Flow]) -> bool:
     return len({local for local, _ in ranks}) * len({remote for _, remote in ranks}) > MOST_CELLS
 
 
-def folded(pair: PairDocument, found: Iterable[Flow]) -> Part:
+def folded(pair: PairDocument, found: Iterable[Flow]) -> ScreenPart:
     """Readers, then senders, those that are alike in one row each."""
     flows = tuple(found)
     what = "A REQUEST" if pair.request else "A BLOCK"

@@ -8,7 +8,7 @@ from kvctl.cli.numbers import size
 from kvctl.views.screen import (
     Column,
     Indented,
-    Part,
+    ScreenPart,
     Styled,
     TextTable,
     number,
@@ -28,17 +28,17 @@ GROUP_LEGEND = "  gN  of these groups only"
 NOTHING_LEGEND = "  .   nothing"
 
 
-def topology_screen(body: Topology, wide: bool) -> Part:
+def topology_screen(body: Topology, wide: bool) -> ScreenPart:
     """All pairs, one below the other."""
-    parts: list[Part] = []
+    parts: list[ScreenPart] = []
     for pair in body.pairs:
         parts += [pair_screen(pair, wide), ""]
     return parts[:-1]
 
 
-def pair_screen(pair: PairDocument, wide: bool) -> Part:
+def pair_screen(pair: PairDocument, wide: bool) -> ScreenPart:
     """One pair, whole."""
-    parts: list[Part] = [_header(pair)]
+    parts: list[ScreenPart] = [_header(pair)]
     found = flows(pair)
     if not wide and is_large(found):
         # The engines first, then their ranks.
@@ -70,7 +70,7 @@ def pair_screen(pair: PairDocument, wide: bool) -> Part:
     return parts
 
 
-def _header(pair: PairDocument) -> Part:
+def _header(pair: PairDocument) -> ScreenPart:
     models = dict.fromkeys(model or "model unknown" for model in (pair.local.model, pair.remote.model))
     said = (
         Styled(pair.local.engine_id, "bold"), f" ({shape(pair.local)}) reads from ",
@@ -80,7 +80,7 @@ def _header(pair: PairDocument) -> Part:
     return [said, Styled(" / ".join(models), "dim")]
 
 
-def _factors(factors: Sequence[PairFactor]) -> Part:
+def _factors(factors: Sequence[PairFactor]) -> ScreenPart:
     return table(
         factors,
         Column("FACTOR", lambda f: f.name),
@@ -91,7 +91,7 @@ def _factors(factors: Sequence[PairFactor]) -> Part:
     )
 
 
-def _groups(pair: PairDocument) -> Part:
+def _groups(pair: PairDocument) -> ScreenPart:
     return table(
         pair.groups,
         Column("GROUP", lambda g: f"g{g.index}"),
@@ -102,7 +102,7 @@ def _groups(pair: PairDocument) -> Part:
     )
 
 
-def _request(request: RequestDocument) -> Part:
+def _request(request: RequestDocument) -> ScreenPart:
     """What a request costs, in one line; the mean copy is that before coalescing."""
     busiest = max((*request.bytes_by_rank.values(), *request.bytes_by_local_rank.values()), default=0)
     return table(
@@ -117,7 +117,7 @@ def _request(request: RequestDocument) -> Part:
     )
 
 
-def _reads(pair: PairDocument) -> Part:
+def _reads(pair: PairDocument) -> ScreenPart:
     return table(
         pair.reads,
         Column("READER", lambda r: r.local_rank),
@@ -152,7 +152,7 @@ class Matrix:
         if pair.request:
             self._add_sums(pair.request)
 
-    def fitted(self, width: int) -> list[Part]:
+    def fitted(self, width: int) -> list[ScreenPart]:
         """The tables, as many as the width asks for."""
         widest = max(len(cell) for cell in (*self.cells.values(), *self.columns)) + 2
         left = max(len(row) for row in self.rows) + 2

@@ -8,11 +8,12 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from kvctl.cli.numbers import clock, rate, size, span
-from kvctl.cli.units import Bytes, BytesPerSecond, Count, RankName, Seconds, Time, filled
+from kvctl.cli.units import Bytes, BytesPerSecond, Count, Seconds, Time, filled
 from kvctl.ledger.statistics import moving, took
 from kvctl.views.folded.rows import listing
 from kvctl.views.registry import View, moment, named
-from kvctl.views.screen import Column, Part, measure, names, number, state
+from kvctl.views.screen import Column, ScreenPart, measure, names, number, state
+from kvd.geometry.rank import RankName
 from kvd.wire.transfer import BlockRuns, LedgerRow, TransferState
 
 
@@ -133,7 +134,7 @@ def _blocks(blocks: tuple[BlockRuns, ...]) -> tuple[TransferBlocks, ...]:
     return tuple(filled(TransferBlocks, one) for one in blocks)
 
 
-def transfers_screen(body: Transfers, wide: bool) -> Part:
+def transfers_screen(body: Transfers, wide: bool) -> ScreenPart:
     """One transfer a line, newest first."""
     return listing(body.transfers, *transfer_columns(body.transfers, wide))
 

@@ -11,7 +11,7 @@ from kvctl.cli.numbers import rate, size, span
 from kvctl.cli.units import Bytes, BytesPerSecond, Count, Seconds
 from kvctl.ledger.statistics import moving, quantile, took
 from kvctl.views.registry import View, named
-from kvctl.views.screen import Column, Part, number, table
+from kvctl.views.screen import Column, ScreenPart, number, table
 from kvd.wire.transfer import LedgerRow, TransferList, TransferRecord
 
 GROUPINGS: dict[str, Callable[[TransferRecord], str]] = {
@@ -82,7 +82,7 @@ def _group(key: str, rows: list[LedgerRow]) -> TransferGroup:
     )
 
 
-def transfer_groups_screen(body: TransferGroups, wide: bool) -> Part:  # noqa: ARG001 (as all screens)
+def transfer_groups_screen(body: TransferGroups, wide: bool) -> ScreenPart:  # noqa: ARG001 (as all screens)
     """One group a line, most transfers first; a line below says when there were more than were looked at."""
     counted = table(
         body.groups,

@@ -12,7 +12,18 @@ from kvctl.cli.numbers import clock, rate, size, span
 from kvctl.cli.units import Bytes, Count, Seconds, Time, filled
 from kvctl.ledger.statistics import after, before
 from kvctl.views.registry import View, moment
-from kvctl.views.screen import Cell, Column, Part, Styled, TextTable, facts, number, spaced, state, table
+from kvctl.views.screen import (
+    Cell,
+    Column,
+    ScreenPart,
+    Styled,
+    TextTable,
+    facts,
+    number,
+    spaced,
+    state,
+    table,
+)
 from kvctl.views.transfers.document import TransferBlocks, TransferDocument, copies, transfer_document
 from kvd.wire.transfer import OTHER, LedgerRow, TransferRecord, TransferState
 
@@ -89,7 +100,7 @@ ENDS = {"handshake": "handshake", "plan": "planned"}
 """The same for stages of which the end is known."""
 
 
-def whole_transfer_screen(body: WholeTransfer, wide: bool) -> Part:
+def whole_transfer_screen(body: WholeTransfer, wide: bool) -> ScreenPart:
     """The facts, the timeline, each worker's figures; with ``wide`` its blocks."""
     generations = (body.remote_generation, body.local_generation)
     remote, local = (f"generation {g}" if g else "generation unknown" for g in generations)
@@ -103,12 +114,12 @@ def whole_transfer_screen(body: WholeTransfer, wide: bool) -> Part:
         ("time", span(body.seconds)),
         ("moved", f"{size(body.bytes)}, {body.tokens} tokens, {body.mode}"),
     ]
-    parts: list[Part] = [facts(*rows), partial(timeline, body.parts), _figures(body.parts)]
+    parts: list[ScreenPart] = [facts(*rows), partial(timeline, body.parts), _figures(body.parts)]
     parts += [_checksums(body.parts)] if any(part.checksum.state for part in body.parts) else []
     return spaced([*parts, _blocks(body.parts)] if wide else parts)
 
 
-def timeline(parts: tuple[TransferDocument, ...], room: int) -> Part:
+def timeline(parts: tuple[TransferDocument, ...], room: int) -> ScreenPart:
     """Each stage of each worker as a bar, from the first one's begin to the last one's end, in ``room`` columns."""
     bars = [
         (part.local_rank, name, part.started.timestamp() + begin, seconds)
@@ -123,7 +134,7 @@ def timeline(parts: tuple[TransferDocument, ...], room: int) -> Part:
     names = max(len(name) for _, name, *_ in bars)
     beside = ranks + names + len("    ||  ") + max(len(span(seconds)) for *_, seconds in bars)
     axis = max(NARROWEST, min(WIDTH, room - beside))
-    lines: list[Part] = []
+    lines: list[ScreenPart] = []
     last = ""
     for rank, name, begin, seconds in bars:
         first = min(axis - 1, int((begin - zero) / whole * axis)) if whole else 0
@@ -160,7 +171,7 @@ def placed(part: TransferDocument) -> Iterator[tuple[str, float, float]]:
         cursor = begin + seconds
 
 
-def _figures(parts: tuple[TransferDocument, ...]) -> Part:
+def _figures(parts: tuple[TransferDocument, ...]) -> ScreenPart:
     return table(
         parts,
         Column("RANK", lambda part: part.local_rank),
@@ -178,7 +189,7 @@ def _figures(parts: tuple[TransferDocument, ...]) -> Part:
     )
 
 
-def _checksums(parts: tuple[TransferDocument, ...]) -> Part:
+def _checksums(parts: tuple[TransferDocument, ...]) -> ScreenPart:
     """What was compared with the prefiller's sums, group by group, or why nothing was."""
     rows: list[list[Cell]] = []
     for part in parts:
@@ -193,7 +204,7 @@ def _checksums(parts: tuple[TransferDocument, ...]) -> Part:
     return TextTable(["RANK", "CHECKSUM", "GROUP", "LAYERS", "TIME", "WHAT"], rows, ["LAYERS", "TIME"])
 
 
-def _blocks(parts: tuple[TransferDocument, ...]) -> Part:
+def _blocks(parts: tuple[TransferDocument, ...]) -> ScreenPart:
     rows = [
         [part.local_rank, side, f"g{blocks.group}", str(blocks.first), _runs(blocks)]
         for part in parts

@@ -7,9 +7,10 @@ import ctypes
 import numpy as np
 import pytest
 
-from kvctl.bench.cases import FRAGMENTATIONS, blocks_needed, requests, whole_tokens
+from kvctl.bench.cases import blocks_needed, requests, whole_tokens
 from kvctl.bench.memory import place, size_of, with_blocks
 from kvctl.bench.pattern import clear, fill, first_difference
+from kvctl.commands.measuring.benchmark import FRAGMENTATIONS, RARER
 from kvctl.engines.models import preset_names
 from kvctl.engines.sources import planned
 from kvd.geometry.check import check_worker
@@ -44,7 +45,7 @@ def test_cutting_to_more_blocks_than_there_are_changes_nothing_but_unused_bytes(
 
 
 @pytest.mark.parametrize(("model", "local", "remote"), PAIRS)
-@pytest.mark.parametrize("fragmentation", FRAGMENTATIONS)
+@pytest.mark.parametrize("fragmentation", [*FRAGMENTATIONS, *RARER])
 def test_what_a_plan_moves_is_found_right_and_one_wrong_byte_is_found(
     model: str, local: str, remote: str, fragmentation: str
 ) -> None:
@@ -78,7 +79,7 @@ def test_what_a_plan_moves_is_found_right_and_one_wrong_byte_is_found(
     assert not any(region.any() for region in reader.regions)
 
 
-@pytest.mark.parametrize("fragmentation", FRAGMENTATIONS)
+@pytest.mark.parametrize("fragmentation", [*FRAGMENTATIONS, *RARER])
 def test_requests_have_blocks_of_their_own_that_lie_as_asked(fragmentation: str) -> None:
     worker = with_blocks(planned("llama-3.1-8b", "").workers[0], 100)
     found = requests(worker, worker, 16 * 24, 3, fragmentation)

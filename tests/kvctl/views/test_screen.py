@@ -13,7 +13,7 @@ import pytest
 from kvctl.cli.numbers import rate, size, span
 from kvctl.cli.settings import Settings
 from kvctl.views.drawing import drawn
-from kvctl.views.screen import Indented, Part, Styled, TextTable, facts, marked
+from kvctl.views.screen import Indented, ScreenPart, Styled, TextTable, facts, marked
 from kvd.wire.query import ListWorkers, WorkerList
 from kvd.wire.transfer import ListTransfers, TransferList
 from tests.kvctl.conftest import WORKERS, ledger_row
@@ -123,7 +123,7 @@ def test_what_is_to_be_typed_is_in_one_line(width: int) -> None:
         assert [line for line in on_screen(part, width) if command in line], part
 
 
-def on_screen(part: Part, width: int) -> list[str]:
+def on_screen(part: ScreenPart, width: int) -> list[str]:
     """The lines of a part at a terminal of that width."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(sys.stdout, "isatty", lambda: True)

@@ -17,7 +17,7 @@ import yaml
 
 from kvd.geometry.config import CacheOptions, Parallel, engine_from_shape
 from kvd.geometry.families import AttentionShape, LatentShape, ModelShape, RecurrentShape, model_shape
-from kvd.geometry.live import Blocks, LiveTensor, Packing, cpu_attention_layer
+from kvd.geometry.live import BlockAxes, LiveTensor, Packing, cpu_attention_layer
 from kvd.geometry.model import Region, WorkerGeometry
 from kvd.geometry.shards import share
 from tests.support.oracle import elements
@@ -277,7 +277,7 @@ def test_cpu_attention_writes_where_its_description_says(kernel: str, packing: P
     layer = cpu_attention_layer(
         tensor,
         (Region(0, cache.numel() * 2),),
-        blocks=Blocks(2, block),
+        blocks=BlockAxes(2, block),
         heads=share("heads", heads, 0, 1),
         key_size=size,
         value_size=size,

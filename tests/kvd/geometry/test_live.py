@@ -8,7 +8,7 @@ import pytest
 from kvd.geometry.check import check_worker
 from kvd.geometry.errors import BadGeometry, UnevenShard, UnknownShape
 from kvd.geometry.live import (
-    Blocks,
+    BlockAxes,
     LiveTensor,
     attention_layer,
     cpu_attention_layer,
@@ -36,7 +36,7 @@ def cpu(packing: str, *, count: int = 4, tokens: int = 8) -> Layer:
     return cpu_attention_layer(
         tensor((4, 2, tokens, 32), (128 * tokens, 64 * tokens, 64, 2)),
         REGIONS,
-        blocks=Blocks(count, tokens * 4 // count),
+        blocks=BlockAxes(count, tokens * 4 // count),
         heads=Share(0, 2, 2),
         key_size=16,
         value_size=16,
@@ -49,7 +49,7 @@ def test_strides_come_from_the_tensor() -> None:
         tensor((4, 8, 2, 32), (1024, 128, 64, 2)),
         REGIONS,
         dims=("block", "token", "head", "key+value"),
-        blocks=Blocks(4, 8),
+        blocks=BlockAxes(4, 8),
         heads=Share(2, 2, 4),
         key_size=16,
         value_size=16,
@@ -65,7 +65,7 @@ def test_more_blocks_than_the_worker_has_are_kernel_blocks() -> None:
         tensor((4, 2, 8, 32), (1024, 512, 64, 2)),
         REGIONS,
         dims=("block", "head", "token", "key+value"),
-        blocks=Blocks(2, 16),
+        blocks=BlockAxes(2, 16),
         heads=Share(0, 2, 2),
         key_size=16,
         value_size=16,
@@ -112,9 +112,9 @@ def test_a_tensor_outside_every_region() -> None:
 
 @pytest.mark.parametrize(
     ("blocks", "heads", "key"),
-    [(Blocks(3, 8), 2, 16), (Blocks(4, 16), 2, 16), (Blocks(4, 8), 4, 16), (Blocks(4, 8), 2, 8)],
+    [(BlockAxes(3, 8), 2, 16), (BlockAxes(4, 16), 2, 16), (BlockAxes(4, 8), 4, 16), (BlockAxes(4, 8), 2, 8)],
 )
-def test_facts_that_contradict_the_shape(blocks: Blocks, heads: int, key: int) -> None:
+def test_facts_that_contradict_the_shape(blocks: BlockAxes, heads: int, key: int) -> None:
     with pytest.raises(UnknownShape, match="l"):
         attention_layer(
             tensor((4, 2, 8, 32), (1024, 512, 64, 2)),
@@ -166,7 +166,7 @@ def arranged(kernel_tokens: int, blocks: int, context: ContextShare | None = Non
         "l", 4096, (kernel_blocks, 1, kernel_tokens, 12), (kernel_tokens * 12, 12, 12, 1), "uint8", 1
     )
     tokens = 32 // blocks * context.size
-    layer = whole_block_layer(view, REGIONS, blocks=Blocks(blocks, tokens, context), packing="index")
+    layer = whole_block_layer(view, REGIONS, blocks=BlockAxes(blocks, tokens, context), packing="index")
     worker = WorkerGeometry(
         Rank(tp=context.rank, dcp=context.rank), blocks, REGIONS, (Group(0, "mla", tokens, (layer,)),)
     )
@@ -201,7 +201,7 @@ def test_kernel_blocks_of_an_order_of_their_own_fit_only_their_like() -> None:
 def test_a_block_of_an_order_of_its_own_that_is_not_one_piece() -> None:
     view = LiveTensor("l", 4096, (4, 1, 8, 12), (256, 16, 16, 1), "uint8", 1)
     with pytest.raises(UnknownShape, match="bytes between tokens is 16 in the tensor and 12 in the spec"):
-        whole_block_layer(view, REGIONS, blocks=Blocks(4, 8), packing="index")
+        whole_block_layer(view, REGIONS, blocks=BlockAxes(4, 8), packing="index")
 
 
 def test_interleaved_tokens() -> None:

@@ -12,7 +12,7 @@ import time
 import pytest
 
 from kvd.service import permission
-from kvd.service.permission import EVERYTHING, Operators, Read, Sight
+from kvd.service.permission import EVERYTHING, Operators, ReadAccess, Sight
 
 KVD = os.geteuid()
 ALICE, BOB = 70_001, 70_002
@@ -57,7 +57,7 @@ def test_who_is_an_operator(uid: int, group: str, operator: bool) -> None:
         (-1, "all", BOB, True),
     ],
 )
-def test_who_sees_what_is_of_whose_engine(uid: int, read: Read, owner: int, seen: bool) -> None:
+def test_who_sees_what_is_of_whose_engine(uid: int, read: ReadAccess, owner: int, seen: bool) -> None:
     sight = asyncio.run(Operators().sight(uid, read, "ops"))
     assert sight.of(owner) is seen
 

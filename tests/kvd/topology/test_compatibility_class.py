@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvd.geometry.content import content_of
 from kvd.geometry.model import EngineGeometry
-from kvd.topology.compat import Fact, compare, compatible
+from kvd.topology.compat import FactValue, compare, compatible
 from kvd.topology.compatibility_class import compatibility_class
 from tests.kvd.topology.test_oracle import BLOCKS, THOROUGH
 from tests.support import random_engines as engines
@@ -37,7 +37,7 @@ def pairs(draw: st.DrawFn) -> tuple[EngineGeometry, EngineGeometry]:
     other = model if draw(st.integers(0, 3)) else draw(engines.models())
     made = []
     for name, kinds in (("local", model), ("remote", other)):
-        facts: dict[str, Fact] = {
+        facts: dict[str, FactValue] = {
             fact: draw(st.sampled_from(values)) for fact, values in FACTS.items() if draw(st.integers(0, 3))
         }
         one = engines.engine(draw, name, kinds, BLOCKS)

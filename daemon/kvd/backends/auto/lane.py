@@ -168,7 +168,7 @@ class AutoLane(PeerLane[AutoPeer]):
         try:
             self._direct.add(peer, both.direct_metadata)
         except BackendError as error:
-            return f"{error.message}; {error.hint}" if error.hint else error.message
+            return error.with_hint
         return ""
 
     def _add_engine(self, peer: str, both: Both) -> None:

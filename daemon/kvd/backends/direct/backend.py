@@ -25,7 +25,7 @@ from kvd.backends.direct.process import NAME, this_process
 from kvd.backends.envelope import Envelope, pack
 from kvd.backends.errors import BackendUnavailable
 from kvd.backends.lanes import EngineBackend
-from kvd.backends.options import CopyThreads, Flag, ThreadBlocks, read_options
+from kvd.backends.options import CopyThreads, ThreadBlocks, YesOrNo, read_options
 from kvd.backends.regions import joined, only_device
 from kvd.backends.split_lane import SplitLane, split
 from kvd.geometry.model import Region
@@ -43,8 +43,8 @@ class DirectOptions(msgspec.Struct, frozen=True):
     copy a large read of host memory (`kvd.backends.split_lane`).
     """
 
-    memfd: Flag = True
-    allow_readers: Flag = True
+    memfd: YesOrNo = True
+    allow_readers: YesOrNo = True
     ctas: ThreadBlocks = 64
     copy_threads: CopyThreads = 2
 

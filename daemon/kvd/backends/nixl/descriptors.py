@@ -15,7 +15,7 @@ from kvd.topology.descriptors import Descriptors, Int64
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ListPart:
     """Rows (address, bytes, device ordinal) of both sides of a post, each side in one kind of memory."""
 
     local: NDArray[np.uint64]
@@ -24,19 +24,19 @@ class Part:
     remote_memory: str
 
 
-def parts(rows: Descriptors, local: RegisteredMemory, remote: RegisteredMemory) -> Iterator[Part]:
+def parts(rows: Descriptors, local: RegisteredMemory, remote: RegisteredMemory) -> Iterator[ListPart]:
     """Split by kind of memory: one list of NIXL's is all DRAM or all VRAM, on whatever devices."""
     if not len(rows):
         return
     here, there = side(rows.local, rows.length, local), side(rows.remote, rows.length, remote)
     pairs = [(a, b) for a in memories(local) for b in memories(remote)]
     if len(pairs) == 1:
-        yield Part(here, there, *pairs[0])
+        yield ListPart(here, there, *pairs[0])
         return
     here_memory, there_memory = _memory(rows.local, local), _memory(rows.remote, remote)
     for a, b in pairs:
         if (chosen := (here_memory == a) & (there_memory == b)).any():
-            yield Part(here[chosen], there[chosen], a, b)
+            yield ListPart(here[chosen], there[chosen], a, b)
 
 
 def side(addresses: Int64, lengths: Int64, memory: RegisteredMemory) -> NDArray[np.uint64]:

@@ -239,7 +239,7 @@ class NixlLane(EngineLane[NixlPeer, _Post]):
             status = str(agent.call(f"transfer with {transfer.peer}", method, handle))
             reason = f"transfer with {transfer.peer}: NIXL answered {status}" if status == "ERR" else ""
         except BackendError as error:
-            status, reason = "ERR", f"{error.message} ({error.hint})" if error.hint else error.message
+            status, reason = "ERR", error.with_hint
         if reason:
             self._unended = True
             agent.release(transfer.handle.handles)

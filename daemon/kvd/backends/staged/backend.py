@@ -18,7 +18,7 @@ from kvd.backends.contract import Backend, Traits
 from kvd.backends.direct.cuda.copies import LOOK_S
 from kvd.backends.errors import BackendError, RegistrationError
 from kvd.backends.lanes import EngineBackend
-from kvd.backends.options import EngineName, Flag, Nested, ThreadBlocks, read_options
+from kvd.backends.options import EngineName, Nested, ThreadBlocks, YesOrNo, read_options
 from kvd.backends.regions import RegisteredMemory, checked, joined, only_device
 from kvd.backends.staged.lane import LaneContext, Mirrored, StagedLane, write_metadata
 from kvd.backends.staged.memory import NAME, Carrier, Mirrors
@@ -38,7 +38,7 @@ class StagedOptions(msgspec.Struct, frozen=True):
     engine: EngineName = "nixl"
     engine_options: Nested = {}
     ctas: ThreadBlocks = 16
-    memfd: Flag = True
+    memfd: YesOrNo = True
 
 
 def open_backend(name: str, *, options: Mapping[str, Any]) -> StagedBackend:

@@ -96,11 +96,6 @@ class NearSource(Source):
         """All of it."""
         return self.memory.nbytes
 
-    @property
-    def registering(self) -> bool:
-        """Whether that is still under way."""
-        return self._pins.under_way
-
     def _reach(self, spans: Sequence[Region]) -> RegisteredMemory:
         pid = self._card.process.pid
         try:
@@ -131,11 +126,6 @@ class Pins:
         self._registered: list[int] = []
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-
-    @property
-    def under_way(self) -> bool:
-        """Whether the thread runs."""
-        return self._thread is not None and self._thread.is_alive()
 
     def start(self, stretches: Sequence[tuple[int, int]]) -> None:
         """Begin with these (address, bytes)."""

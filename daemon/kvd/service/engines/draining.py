@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from kvd.service.deadlines import Deadlines
-from kvd.service.engines.ended_leases import Name
+from kvd.service.engines.ended_leases import LeaseName
 from kvd.service.engines.lease_entry import LeaseEntry
 from kvd.service.engines.leases import LeaseTable
 from kvd.service.engines.local_engine import Client
@@ -52,7 +52,7 @@ class DrainTable:
         self._leases = leases
         self._closing: Deadlines[str] = Deadlines(self._close_all)
         """Engines, by when they take nothing new."""
-        self._late: Deadlines[Name] = Deadlines(self._close_late)
+        self._late: Deadlines[LeaseName] = Deadlines(self._close_late)
         """Leases that were opened during a drain, by when they are to be claimed."""
         leases.on_opened = self._opened
         leases.on_ended = self._late.discard
@@ -113,7 +113,7 @@ class DrainTable:
         if drain is not None:
             self._late.set((engine_id, lease.request_id), _closes(lease, drain))
 
-    def _close_late(self, name: Name) -> None:
+    def _close_late(self, name: LeaseName) -> None:
         if (lease := self._leases.find(name)) is not None and (drain := self.of.get(name[0])) is not None:
             self._close(lease, drain)
 

@@ -18,7 +18,7 @@ ENDED_KEPT_BYTES = 4 << 20
 ENDED_KEPT_SECONDS = 120.0
 """How long at most. A session repeats what is not answered every 5 s, and lists its leases when it comes back."""
 
-Name = tuple[str, str]
+LeaseName = tuple[str, str]
 """Engine id and request id."""
 
 
@@ -36,11 +36,11 @@ class EndedLeases:
     """The last end of each name. Methods are for the event loop."""
 
     def __init__(self) -> None:
-        self._all: OrderedDict[Name, EndedLease] = OrderedDict()
-        self._of: dict[int, OrderedDict[Name, int]] = {}  # with the bytes that each was counted as
+        self._all: OrderedDict[LeaseName, EndedLease] = OrderedDict()
+        self._of: dict[int, OrderedDict[LeaseName, int]] = {}  # with the bytes that each was counted as
         self._bytes_of: Tally[int] = Tally()
 
-    def add(self, name: Name, ended: EndedLease) -> None:
+    def add(self, name: LeaseName, ended: EndedLease) -> None:
         """It has just ended."""
         self.discard(name)
         self._all[name] = ended
@@ -51,17 +51,17 @@ class EndedLeases:
             self.discard(next(iter(mine)))
         self._forget_old()
 
-    def get(self, name: Name) -> EndedLease | None:
+    def get(self, name: LeaseName) -> EndedLease | None:
         """How the last lease of that name ended; None where that is not known, or too long ago."""
         self._forget_old()
         return self._all.get(name)
 
-    def that(self, name: Name, incarnation: str, opening: int) -> EndedLease | None:
+    def that(self, name: LeaseName, incarnation: str, opening: int) -> EndedLease | None:
         """How that opening by that owner ended; None where it is another one, which was never open here."""
         ended = self.get(name)
         return ended if ended and (ended.incarnation, ended.opening) == (incarnation, opening) else None
 
-    def discard(self, name: Name) -> None:
+    def discard(self, name: LeaseName) -> None:
         """A lease of that name is open now."""
         if (known := self._all.pop(name, None)) is None:
             return

@@ -17,7 +17,7 @@ import msgspec
 from kvd.service.config import LeaseSettings
 from kvd.service.deadlines import Deadlines
 from kvd.service.engines.claimant import Claimant
-from kvd.service.engines.ended_leases import EndedLease, EndedLeases, Name
+from kvd.service.engines.ended_leases import EndedLease, EndedLeases, LeaseName
 from kvd.service.engines.lease_entry import INHERITED, LeaseEntry, PresentedLease, claim_of_nothing
 from kvd.service.engines.lease_room import LeaseRoom
 from kvd.service.engines.local_engine import Client
@@ -52,7 +52,7 @@ class LeaseTable:
         self, settings: LeaseSettings, events: Events, outcomes: OutcomeCounts, send: Send, ask: Ask
     ) -> None:
         self.settings = settings
-        self.table: dict[Name, LeaseEntry] = {}
+        self.table: dict[LeaseName, LeaseEntry] = {}
         self.readers = 0  # of all open leases, known by name
         self._of_engine: dict[str, set[str]] = {}
         self._presented: dict[str, dict[str, PresentedLease]] = {}
@@ -64,9 +64,9 @@ class LeaseTable:
         self._send = send
         self._ask = ask
         self._ended = EndedLeases()
-        self._expiry: Deadlines[Name] = Deadlines(self._expired)
+        self._expiry: Deadlines[LeaseName] = Deadlines(self._expired)
         self.on_opened: Callable[[LeaseEntry], None] = lambda _lease: None
-        self.on_ended: Callable[[Name], None] = lambda _name: None
+        self.on_ended: Callable[[LeaseName], None] = lambda _name: None
 
     def open(self, owner: Client, leases: tuple[OpenLease, ...], *, held: bool = False) -> None:
         """The owner opened leases, or says again how long they last. Raises `RequestRefused` for more than may be.
@@ -123,7 +123,7 @@ class LeaseTable:
             self._presented[engine_id] = waiting
         spread(tuple(waiting), lambda request_id: self._take_over((engine_id, request_id)))
 
-    def _take_over(self, name: Name) -> None:
+    def _take_over(self, name: LeaseName) -> None:
         """Hold a lease that its owner has presented, if that was not done yet."""
         of_engine = self._presented.get(name[0], {})
         if (presented := of_engine.pop(name[1], None)) is None:
@@ -146,7 +146,7 @@ class LeaseTable:
         self._send(owner.route, LeaseEnded(request_id=name[1], end=ended.end, opening=lease.opening))
         return True
 
-    def find(self, name: Name) -> LeaseEntry | None:
+    def find(self, name: LeaseName) -> LeaseEntry | None:
         """An open lease; its owner lives."""
         self._take_over(name)
         lease = self.table.get(name)
@@ -330,7 +330,7 @@ class LeaseTable:
             most = min(self.settings.peer_seconds, lease.opened + most - now)
         return min(claim.extend_seconds, most)
 
-    async def _extend(self, name: Name, asked: LeaseEntry, seconds: float) -> str:
+    async def _extend(self, name: LeaseName, asked: LeaseEntry, seconds: float) -> str:
         sent = time.monotonic()
         request = LeaseExtend(request_id=name[1], seconds=seconds, opening=asked.opening)
         try:
@@ -349,11 +349,11 @@ class LeaseTable:
         self._emit("extended", name, seconds=answer.seconds)
         return answer.reason
 
-    def _keep_until(self, name: Name, lease: LeaseEntry, expires: float) -> None:
+    def _keep_until(self, name: LeaseName, lease: LeaseEntry, expires: float) -> None:
         lease.expires = expires
         self._expiry.set(name, expires)
 
-    def _expired(self, name: Name) -> None:
+    def _expired(self, name: LeaseName) -> None:
         if self.table[name].dropped:
             self._remove(name)
         elif self.table[name].ending:
@@ -361,16 +361,16 @@ class LeaseTable:
         else:
             self._end(name, "expired", "")
 
-    def _end(self, name: Name, end: LeaseEnd, result: str) -> None:
+    def _end(self, name: LeaseName, end: LeaseEnd, result: str) -> None:
         lease = self._remove(name, end)
         self._send(lease.owner.route, LeaseEnded(request_id=name[1], end=end, opening=lease.opening))
         self._emit(end, name, by="kvd", result=result, readers=len(lease.readers) + len(lease.gone))
 
-    def _emit(self, what: str, name: Name, **detail: Detail) -> None:
+    def _emit(self, what: str, name: LeaseName, **detail: Detail) -> None:
         self._events.counters[f"leases.{what}"] += 1
         self._events.emit(f"lease.{what}", name[1], engine=name[0], **detail)
 
-    def _remove(self, name: Name, end: LeaseEnd | None = None) -> LeaseEntry:
+    def _remove(self, name: LeaseName, end: LeaseEnd | None = None) -> LeaseEntry:
         """Take a lease out; ``end``: it has ended for its owner too, whose messages from before that may still come."""
         lease = self.table.pop(name)
         self._expiry.discard(name)

@@ -14,7 +14,7 @@ from kvd.service.errors import RequestRefused
 from kvd.service.fairness.tally import Tally, beyond
 from kvd.wire.identity import EngineFacts
 from kvd.wire.limits import MOST
-from kvd.wire.outcomes import OTHER, Outcome, OutcomeCount, OutcomeRow, ReportOutcomes
+from kvd.wire.outcomes import OTHER, OutcomeCount, OutcomeKey, OutcomeRow, ReportOutcomes
 
 STEP_SECONDS = 5.0
 STEPS = 60
@@ -32,14 +32,12 @@ MOST_NUMBERS = 393_216
 MOST_KEYS = 128
 """Most outcomes with their codes that are told apart for an engine; they are labels of a metric."""
 
-Key = tuple[Outcome, str]
-
 
 @dataclass(slots=True)
 class _Step:
     number: int
-    counts: Counter[Key] = field(default_factory=Counter)
-    tokens: Counter[Key] = field(default_factory=Counter)
+    counts: Counter[OutcomeKey] = field(default_factory=Counter)
+    tokens: Counter[OutcomeKey] = field(default_factory=Counter)
     leases: int = 0
     claimed: int = 0
 
@@ -52,7 +50,7 @@ class _Engine:
     """
 
     incarnation: str = ""
-    reported: dict[Key, tuple[int, int]] = field(default_factory=dict)
+    reported: dict[OutcomeKey, tuple[int, int]] = field(default_factory=dict)
     total: _Step = field(default_factory=lambda: _Step(0))
     steps: deque[_Step] = field(default_factory=lambda: deque(maxlen=STEPS))
     waiting: OrderedDict[int, int] = field(default_factory=OrderedDict)
@@ -191,7 +189,7 @@ class OutcomeCounts:
         return self._engines.setdefault(engine_id, _Engine())
 
 
-def _sums(counts: Iterable[OutcomeCount]) -> dict[Key, tuple[int, int]]:
+def _sums(counts: Iterable[OutcomeCount]) -> dict[OutcomeKey, tuple[int, int]]:
     return {(count.outcome, count.code): (count.requests, count.tokens) for count in counts}
 
 

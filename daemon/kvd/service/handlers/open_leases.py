@@ -15,7 +15,7 @@ from kvd.service.engines.lease_entry import INHERITED, LeaseEntry
 from kvd.service.engines.readers import Reader
 from kvd.service.errors import RequestRefused
 from kvd.service.handlers.operators import permitted
-from kvd.service.handlers.pages import PAGE_ROWS, Rows, page, place, whose
+from kvd.service.handlers.pages import PAGE_ROWS, PlacedRows, page, place, whose
 from kvd.service.handlers.sight import sight_of
 from kvd.service.permission import Sight
 from kvd.service.sockets.router import Caller
@@ -83,7 +83,7 @@ async def end_lease(daemon: Daemon, caller: Caller, message: EndLease) -> LeaseE
 
 def _every(
     daemon: Daemon, sight: Sight, engine_id: str, counts: Counter[str], after: LeasePlace | None
-) -> Rows[LeasePlace]:
+) -> PlacedRows[LeasePlace]:
     """Every lease in the order of places; what may not be seen is counted as the list is begun."""
     places: list[tuple[LeasePlace, LeaseEntry | Reader]] = []
     for (owner, request_id), lease in list(daemon.leases.table.items()):

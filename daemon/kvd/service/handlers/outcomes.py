@@ -11,7 +11,7 @@ import msgspec
 
 from kvd.service.daemon import Daemon
 from kvd.service.errors import PeerAway
-from kvd.service.handlers.pages import Rows, page, place
+from kvd.service.handlers.pages import PlacedRows, page, place
 from kvd.service.handlers.senders import scheduler_of
 from kvd.service.handlers.sight import sight_of
 from kvd.service.metrics import EngineTold
@@ -87,7 +87,7 @@ def engines_told(daemon: Daemon) -> tuple[EngineTold, ...]:
     return tuple(found)
 
 
-def _rows(daemon: Daemon, seconds: float, after: str, sight: Sight) -> Rows[str]:
+def _rows(daemon: Daemon, seconds: float, after: str, sight: Sight) -> PlacedRows[str]:
     """How requests were served at our own engines in the last ``seconds``."""
     now, last = time.monotonic(), place(after, _PLACES)
     for engine_id in sorted(name for name in daemon.registry.engines if last is None or name > last):

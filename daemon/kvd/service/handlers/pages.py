@@ -17,8 +17,8 @@ PAGE_ROWS = 2048
 PAGE_BYTES = 4 << 20
 """Bytes of rows after which an answer ends: a quarter of what other kvds take in one message."""
 
-Place = TypeVar("Place")
-Rows: TypeAlias = Iterator[tuple[Place, msgspec.Struct] | None]
+RowPlace = TypeVar("RowPlace")
+PlacedRows: TypeAlias = Iterator[tuple[RowPlace, msgspec.Struct] | None]
 """Rows with their places in the list, in its order; None while the next one is looked for."""
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -29,7 +29,7 @@ def whose(caller: Caller) -> Path:
     return (caller.key, "") if caller.key else (caller.uid, caller.pid)
 
 
-async def page(slices: Slices, caller: Caller, rows: Rows[Any]) -> tuple[tuple[Any, ...], str]:
+async def page(slices: Slices, caller: Caller, rows: PlacedRows[Any]) -> tuple[tuple[Any, ...], str]:
     """The first rows, as they stand on the wire, and the place after which there are more, or empty."""
     found = await slices.collect(_fitting(rows), whose(caller))
     if not found or next((row for row in rows if row is not None), None) is None:
@@ -37,7 +37,7 @@ async def page(slices: Slices, caller: Caller, rows: Rows[Any]) -> tuple[tuple[A
     return tuple(raw for _, raw in found), msgspec.json.encode(found[-1][0]).decode()
 
 
-def place(text: str, decoder: msgspec.json.Decoder[Place]) -> Place | None:
+def place(text: str, decoder: msgspec.json.Decoder[RowPlace]) -> RowPlace | None:
     """The place that an asker goes on from, None at the beginning. Raises `RequestRefused` for what is no place."""
     if not text:
         return None
@@ -51,7 +51,7 @@ def place(text: str, decoder: msgspec.json.Decoder[Place]) -> Place | None:
         ) from None
 
 
-def _fitting(rows: Rows[Place]) -> Iterator[tuple[Place, msgspec.Raw] | None]:
+def _fitting(rows: PlacedRows[RowPlace]) -> Iterator[tuple[RowPlace, msgspec.Raw] | None]:
     count = size = 0
     for row in rows:
         if row is None:

@@ -22,7 +22,7 @@ from kvd.wire.checksum import GetSums, Sums
 from kvd.wire.frame import Message, kind_of
 from kvd.wire.handshake import GetPeer, PeerGone, PeerReady
 from kvd.wire.identity import HERE, Endpoint
-from kvd.wire.part import Asked, ForWorker, FromWorker, JoinWorker, PartAlive, PartHeard
+from kvd.wire.part import AskedOfWorker, ForWorker, FromWorker, JoinWorker, PartAlive, PartHeard
 from kvd.wire.reply import Ok, Refused
 
 # --- at the home ---
@@ -112,7 +112,7 @@ def from_worker(daemon: Daemon, caller: Caller, message: FromWorker) -> Handled 
 
 
 def by_home(
-    handler: Handler, daemon: Daemon, caller: Caller, message: GetPeer | Asked
+    handler: Handler, daemon: Daemon, caller: Caller, message: GetPeer | AskedOfWorker
 ) -> Handled | Awaitable[Handled]:
     """Handle what a client asks, or have the home of its engine do it where that is another kvd."""
     client = daemon.registry.by_route(caller.route)
@@ -133,7 +133,9 @@ async def for_worker(daemon: Daemon, caller: Caller, message: ForWorker) -> Mess
     return await ask_client(daemon, client, asked, Sums if isinstance(asked, GetSums) else Ok)
 
 
-async def _ask_home(daemon: Daemon, client: Client, home: Endpoint, message: GetPeer | Asked) -> Message:
+async def _ask_home(
+    daemon: Daemon, client: Client, home: Endpoint, message: GetPeer | AskedOfWorker
+) -> Message:
     question = FromWorker(endpoint=daemon.myself.endpoint, incarnation=client.incarnation, message=message)
     seconds = ANSWER_SECONDS + 3 * HOP_SECONDS
     if isinstance(message, GetPeer):

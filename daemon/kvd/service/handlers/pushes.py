@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeAlias
 
 import msgspec
 
@@ -30,12 +29,11 @@ from kvd.wire.push import (
     PushDone,
     PushKept,
     PushKey,
+    PushMessage,
     PushProgress,
     PushWithdraw,
 )
 from kvd.wire.reply import Ok
-
-Push: TypeAlias = PushAnnounce | PushWithdraw | PushDone | PushProgress
 
 MAX_UNDERWAY = 4096
 """Most messages that wait for workers or other kvds at a time."""
@@ -52,7 +50,7 @@ LONGEST_CAUSE = 500
 """Characters of a failure's cause that go into an event."""
 
 
-async def from_worker(daemon: Daemon, caller: Caller, message: Push) -> Ok:
+async def from_worker(daemon: Daemon, caller: Caller, message: PushMessage) -> Ok:
     """A local worker's message, for workers of this kvd or of another. Raises `RequestRefused`."""
     key = message.key
     if isinstance(message, PushProgress):
@@ -71,7 +69,7 @@ async def from_worker(daemon: Daemon, caller: Caller, message: Push) -> Ok:
     return Ok()
 
 
-async def from_peer(daemon: Daemon, caller: Caller, message: Push) -> Ok:
+async def from_peer(daemon: Daemon, caller: Caller, message: PushMessage) -> Ok:
     """A message that another kvd passed on: it is for workers here, or for none. Raises `RequestRefused`."""
     key = message.key
     here, there = (
@@ -93,7 +91,7 @@ def kept(daemon: Daemon, caller: Caller, message: PushKept) -> Ok:
 
 
 @contextmanager
-def _counted(daemon: Daemon, message: Push, here: str, there: str) -> Iterator[None]:
+def _counted(daemon: Daemon, message: PushMessage, here: str, there: str) -> Iterator[None]:
     """Check a message; count how carrying it went, and tell of what operators look for."""
     try:
         _check(message)
@@ -105,7 +103,7 @@ def _counted(daemon: Daemon, message: Push, here: str, there: str) -> Iterator[N
 
 
 @contextmanager
-def _place(daemon: Daemon, caller: Caller, message: Push) -> Iterator[None]:
+def _place(daemon: Daemon, caller: Caller, message: PushMessage) -> Iterator[None]:
     """Hold a place for a message, among those of its user or host, while others are asked. Raises `RequestRefused`."""
     blocks = message.blocks if isinstance(message, PushAnnounce) else ()
     # What takes the memory of an id: a quarter of a run, or 40 bytes of packed ones.
@@ -125,7 +123,7 @@ def _place(daemon: Daemon, caller: Caller, message: Push) -> Iterator[None]:
         daemon.push_places.give_back(shares, ids)
 
 
-def _tell(daemon: Daemon, message: Push, here: str, there: str) -> None:
+def _tell(daemon: Daemon, message: PushMessage, here: str, there: str) -> None:
     key = message.key
 
     def emit(what: str, **detail: Detail) -> None:
@@ -153,7 +151,7 @@ def _tell(daemon: Daemon, message: Push, here: str, there: str) -> None:
 # --- what is refused ---
 
 
-def _check(message: Push) -> None:
+def _check(message: PushMessage) -> None:
     key = message.key
     named = (("transfer_id", key.transfer_id), ("prefiller", key.prefiller), ("decoder", key.decoder))
     for what, text in named:
@@ -192,7 +190,7 @@ def _check_blocks(key: PushKey, blocks: Sequence[BlockRun]) -> None:
         raise RequestRefused("KVD-BAD-PUSH", f"transfer {key.transfer_id!r} names {wrong}", final=True)
 
 
-def _check_sender(daemon: Daemon, caller: Caller, message: Push, engine_id: str, rank: Rank) -> None:
+def _check_sender(daemon: Daemon, caller: Caller, message: PushMessage, engine_id: str, rank: Rank) -> None:
     client = registered(daemon, caller)
     if client.engine.engine_id != engine_id or client.rank != rank:
         raise RequestRefused(
@@ -225,7 +223,7 @@ def _was_given(daemon: Daemon, client: Client, key: PushKey) -> bool:
     return not ours or local_claimant(daemon, client, key.prefiller).knows
 
 
-async def _check_host(daemon: Daemon, caller: Caller, message: Push) -> None:
+async def _check_host(daemon: Daemon, caller: Caller, message: PushMessage) -> None:
     """A decoder's words come from the host that it is on, and so do a prefiller's. Raises `RequestRefused`.
 
     The workers compare the endpoints with those of their own transfers: a word about a transfer of another host's is
@@ -242,7 +240,7 @@ async def _check_host(daemon: Daemon, caller: Caller, message: Push) -> None:
         await daemon.handshakes.located(key.decoder, key.decoder_endpoint, message.generations[1])
 
 
-def _receivers(daemon: Daemon, message: Push) -> Iterable[Client]:
+def _receivers(daemon: Daemon, message: PushMessage) -> Iterable[Client]:
     key = message.key
     if isinstance(message, PushProgress):
         return (_decoder(daemon, key.decoder, key.rank),)
@@ -280,7 +278,7 @@ def _over(daemon: Daemon, engine_id: str, generation: str) -> bool:
 # --- the way ---
 
 
-async def _pass_on(daemon: Daemon, message: Push, endpoint: Endpoint) -> None:
+async def _pass_on(daemon: Daemon, message: PushMessage, endpoint: Endpoint) -> None:
     what = f"transfer {message.key.transfer_id!r}"
     if not isinstance(message, PushProgress) and message.key.decoder_endpoint.host == "":
         raise RequestRefused(
@@ -300,14 +298,14 @@ async def _pass_on(daemon: Daemon, message: Push, endpoint: Endpoint) -> None:
     await ask_peer(daemon, endpoint, what, message, Ok)
 
 
-async def _ask_workers(daemon: Daemon, workers: Iterable[Client], message: Push) -> None:
+async def _ask_workers(daemon: Daemon, workers: Iterable[Client], message: PushMessage) -> None:
     """Ask all at once; the first refusal that is final, else the first, is the answer of them all."""
     answers = await asyncio.gather(*(_refusal_of(daemon, worker, message) for worker in workers))
     if refusals := [answer for answer in answers if answer is not None]:
         raise next((refusal for refusal in refusals if refusal.final), refusals[0])
 
 
-async def _refusal_of(daemon: Daemon, worker: Client, message: Push) -> RequestRefused | None:
+async def _refusal_of(daemon: Daemon, worker: Client, message: PushMessage) -> RequestRefused | None:
     try:
         await ask_client(daemon, worker, message, Ok)
     except RequestRefused as refusal:

@@ -15,7 +15,7 @@ from kvd.installed import own_version
 from kvd.service.daemon import Daemon
 from kvd.service.engines.local_engine import Client, LocalEngine
 from kvd.service.fairness.budget import ALL
-from kvd.service.handlers.pages import PAGE_ROWS, Rows, page, place
+from kvd.service.handlers.pages import PAGE_ROWS, PlacedRows, page, place
 from kvd.service.handlers.sight import hidden_engine, hidden_worker, own_engines, sight_of
 from kvd.service.log import dropped
 from kvd.service.peers.trust import identity_of
@@ -90,7 +90,7 @@ class _Seen:
     cards: bool
 
 
-def _local_rows(daemon: Daemon, names: list[str], seen: _Seen) -> Rows[EnginePlace]:
+def _local_rows(daemon: Daemon, names: list[str], seen: _Seen) -> PlacedRows[EnginePlace]:
     users: dict[str, set[str]] = {name: set() for name in names}
     for (_, peer_id), peer in list(daemon.handshakes.peers.items()):
         for name in peer.users:
@@ -136,7 +136,7 @@ def _card_of(daemon: Daemon, engine: LocalEngine) -> EngineCard | None:
     return _without_key(peer.card) if peer is not None and same else None
 
 
-def _remote_rows(daemon: Daemon, places: list[EnginePlace], seen: _Seen) -> Rows[EnginePlace]:
+def _remote_rows(daemon: Daemon, places: list[EnginePlace], seen: _Seen) -> PlacedRows[EnginePlace]:
     own = frozenset[str]() if seen.sight.everything else own_engines(daemon, seen.sight)
     for at in places:
         endpoint = Endpoint(*at[2:])
@@ -173,7 +173,7 @@ async def list_workers(daemon: Daemon, caller: Caller, query: ListWorkers) -> Wo
     return WorkerList(rows=found, more=more)
 
 
-def _worker_rows(daemon: Daemon, after: WorkerPlace | None, sight: Sight) -> Rows[WorkerPlace]:
+def _worker_rows(daemon: Daemon, after: WorkerPlace | None, sight: Sight) -> PlacedRows[WorkerPlace]:
     engines: dict[str, list[Client]] = {}
     for client in list(daemon.registry.clients.values()):
         if after is None or client.engine.engine_id >= after[0]:

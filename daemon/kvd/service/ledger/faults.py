@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 TOLD_SECONDS = 60.0
 """How long an error of one kind is not told again: somebody may cause it a thousand times a second."""
 
-Fault = Literal["job", "pause", "reopen", "damaged", "interrupted"]
+LedgerFault = Literal["job", "pause", "reopen", "damaged", "interrupted"]
 """Whom an error is about.
 
 job: what was asked. pause: the database, for now; the connection is good. reopen: the connection. damaged: the file.
@@ -33,7 +33,7 @@ class Damaged(sqlite3.DatabaseError):
     """The file is a database, and not the ledger's: tables or columns are missing."""
 
 
-def fault_of(error: BaseException) -> Fault:
+def fault_of(error: BaseException) -> LedgerFault:
     """Whom an error is about."""
     if isinstance(error, Damaged):
         return "damaged"

@@ -20,11 +20,11 @@ COMPANIONS = ("-wal", "-shm")
 
 MOST_TOLD = 16
 
-Identity = tuple[tuple[int, int] | None, ...]
+FileIdentity = tuple[tuple[int, int] | None, ...]
 """Device and inode of a database and its companions, None for what is not there."""
 
 
-def identity(path: Path) -> Identity:
+def identity(path: Path) -> FileIdentity:
     """Which files stand under these names now."""
     return tuple(_inode(Path(f"{path}{suffix}")) for suffix in ("", *COMPANIONS))
 

@@ -49,7 +49,7 @@ WATCH_SECONDS = 2.0
 SILENT_SECONDS = 10.0
 """After so long without an answer the disk hangs: records are refused, and workers keep them."""
 
-Found = TypeVar("Found")
+T = TypeVar("T")
 
 
 class Ledger:
@@ -199,18 +199,6 @@ class Ledger:
             self._reader.jobs, lambda database: kept_engine(database, engine_id, generation), client
         )
 
-    async def round_trip(self, seconds: float) -> LedgerState:
-        """A transaction that changes nothing and a question, past all that waits; the state of the ledger after that.
-
-        A ledger that is away answers too: it is its threads that are asked after. Raises `TimeoutError` where one
-        of them did not answer within ``seconds``, and `LedgerError` where one has ended.
-        """
-        if self.ended.done():
-            raise LedgerError(f"a thread of the ledger {self.path} has ended")
-        async with asyncio.timeout(seconds):
-            await self._answers()
-        return self.state
-
     async def _answers(self) -> None:
         """Return when the writer and a reader have answered."""
         asked = []
@@ -238,13 +226,13 @@ class Ledger:
         return self._loop.create_future()
 
     async def _ask(
-        self, jobs: JobQueue, work: Callable[[sqlite3.Connection], Found], client: LedgerClient, size: int = 0
-    ) -> Found:
+        self, jobs: JobQueue, work: Callable[[sqlite3.Connection], T], client: LedgerClient, size: int = 0
+    ) -> T:
         if self.ended.done():
             raise LedgerError(f"a thread of the ledger {self.path} has ended")
         if self._silent_since:  # what waits for it has a share of what may wait in all
             raise LedgerError(f"the ledger {self.path} is away: {self.state.reason}")
-        done: asyncio.Future[Found] = self._loop.create_future()
+        done: asyncio.Future[T] = self._loop.create_future()
         jobs.put(LedgerJob(work, done, client, size))
         return await done
 

@@ -22,7 +22,7 @@ READY_SECONDS = 0.05
 
 _HANDED_ON = object()
 
-Answer = Callable[[Sequence[tuple[LedgerJob, object]]], None]
+HandOver = Callable[[Sequence[tuple[LedgerJob, object]]], None]
 """Hands results, or errors, to those who wait."""
 
 
@@ -38,7 +38,7 @@ class LedgerReader:
     """
 
     def __init__(
-        self, path: Path, jobs: JobQueue, seconds: float, slower: JobQueue | None, answer: Answer
+        self, path: Path, jobs: JobQueue, seconds: float, slower: JobQueue | None, answer: HandOver
     ) -> None:
         self.jobs = jobs
         self.in_hand: list[LedgerJob] = []

@@ -26,7 +26,7 @@ HOPELESS = 20_000
 HIGHEST = 1 << 40
 """Where the number of the last record cannot be read it is taken to be below this one."""
 
-_Row = tuple[int, float, bytes, bytes | None]
+_StoredRow = tuple[int, float, bytes, bytes | None]
 
 
 class Salvage:
@@ -70,7 +70,9 @@ class Salvage:
             self._write(into, engines, rows)
         return bool(self._spans) and self._fruitless < HOPELESS
 
-    def _write(self, into: sqlite3.Connection, engines: list[tuple[object, ...]], rows: list[_Row]) -> None:
+    def _write(
+        self, into: sqlite3.Connection, engines: list[tuple[object, ...]], rows: list[_StoredRow]
+    ) -> None:
         with store.transaction(into):
             into.executemany(
                 "INSERT OR IGNORE INTO engines (engine_id, generation, seen, engine) VALUES (?, ?, ?, ?)",
@@ -127,8 +129,8 @@ class Salvage:
             found.extend(self._database.execute(asked, (ENGINES,)))
         return found
 
-    def _read(self) -> list[_Row]:
-        rows: list[_Row] = []
+    def _read(self) -> list[_StoredRow]:
+        rows: list[_StoredRow] = []
         for _ in range(READS):
             if len(rows) >= ROWS or not self._spans:
                 break
@@ -148,7 +150,7 @@ class Salvage:
             self.unreadable += sum(high - low + 1 for low, high in self._spans)
         return rows
 
-    def _scan(self, low: int, high: int, most: int, rows: list[_Row]) -> bool:
+    def _scan(self, low: int, high: int, most: int, rows: list[_StoredRow]) -> bool:
         """Read a span in ascending order; whether it went to its end, or to ``most``."""
         if self._database is None:
             return False
@@ -176,7 +178,7 @@ class Salvage:
         middle = (low + high) // 2
         self._spans += [(low, middle), (middle + 1, high)]
 
-    def _take(self, into: sqlite3.Connection, row: _Row) -> bool:
+    def _take(self, into: sqlite3.Connection, row: _StoredRow) -> bool:
         seq, recorded, blob, blocks = row
         try:
             record = store.decode_record(blob)

@@ -22,7 +22,7 @@ from kvd.service.ledger import files, lock, opening, store
 from kvd.service.ledger.faults import FaultLog, fault_of, told
 from kvd.service.ledger.jobs import JobQueue, LedgerJob
 from kvd.service.ledger.pruning import Pruning
-from kvd.service.ledger.reader import Answer, LedgerReader
+from kvd.service.ledger.reader import HandOver, LedgerReader
 from kvd.service.ledger.salvage import Salvage
 from kvd.service.ledger.state import LedgerState
 from kvd.service.ledger.steady import SteadyClock
@@ -57,7 +57,7 @@ class LedgerWriter:
         settings: LedgerSettings,
         runtime: str,
         jobs: JobQueue,
-        answer: Answer,
+        answer: HandOver,
         clock: SteadyClock,
     ) -> None:
         self.settings = settings
@@ -74,7 +74,7 @@ class LedgerWriter:
         self._clock = clock
         self._pruning = Pruning(clock)
         self._database: sqlite3.Connection | None = None
-        self._identity: files.Identity = ()
+        self._identity: files.FileIdentity = ()
         self._homeless = False
         self._opened = 0
         self._total = 0

@@ -22,7 +22,7 @@ from kvd.wire.reply import RefusalFactor, Refused
 
 Factors = tuple[RefusalFactor, ...]
 Turn = Callable[[Whose], AbstractAsyncContextManager[Comparer]]
-Pair = tuple[str, str]
+ShapePair = tuple[str, str]
 KEPT = 4096
 """Most pairs whose finding is remembered."""
 KEPT_BYTES = 16 << 20
@@ -61,9 +61,9 @@ class CompatibilityCache:
         self._turn = turn
         self._shapes = CardShapes()
         self._counters = counters
-        self._found: dict[Pair, _Finding] = {}
+        self._found: dict[ShapePair, _Finding] = {}
         self._kept: Tally[Whose] = Tally()
-        self._comparing: dict[Pair, asyncio.Task[Factors]] = {}
+        self._comparing: dict[ShapePair, asyncio.Task[Factors]] = {}
 
     async def find(self, local: LocalEngine, where: Endpoint, peer: PeerEngine) -> tuple[bool, Factors]:
         """Whether it was known, and the factors that fail between ``local`` and ``peer``: none where they fit.
@@ -84,7 +84,7 @@ class CompatibilityCache:
         # Shielded: one asker that is given up must not end it for the others.
         return False, await asyncio.shield(task)
 
-    def _known(self, pair: Pair) -> Factors | None:
+    def _known(self, pair: ShapePair) -> Factors | None:
         finding = self._found.get(pair)
         if finding is None:
             return None
@@ -97,7 +97,7 @@ class CompatibilityCache:
         return finding.bad
 
     async def _find(
-        self, local: LocalEngine, where: Endpoint, peer: PeerEngine, mine: str, pair: Pair
+        self, local: LocalEngine, where: Endpoint, peer: PeerEngine, mine: str, pair: ShapePair
     ) -> Factors:
         # Made once for all who ask: this task is theirs together.
         peer.shape = peer.shape or await self._shapes.find(peer.card, (where, peer.uid))
@@ -123,7 +123,7 @@ class CompatibilityCache:
         self._keep(whose, (mine, found.shape), bad)
         return bad
 
-    def _keep(self, whose: Whose, pair: Pair, bad: Factors, refusal: Refused | None = None) -> None:
+    def _keep(self, whose: Whose, pair: ShapePair, bad: Factors, refusal: Refused | None = None) -> None:
         """Remember a finding. Of too many the oldest goes of those whose findings take most."""
         self._forget(pair)
         size = FINDING_BYTES + text_bytes(
@@ -135,11 +135,11 @@ class CompatibilityCache:
             most = max(self._kept.of, key=lambda one: self._kept[one])
             self._forget(next(old for old, finding in self._found.items() if finding.whose == most))
 
-    def _forget(self, pair: Pair) -> None:
+    def _forget(self, pair: ShapePair) -> None:
         if (finding := self._found.pop(pair, None)) is not None:
             self._kept.add(finding.whose, -finding.size)
 
-    def _done(self, pair: Pair, done: asyncio.Task[Factors]) -> None:
+    def _done(self, pair: ShapePair, done: asyncio.Task[Factors]) -> None:
         del self._comparing[pair]
         if not done.cancelled():
             done.exception()  # looked at here, since everyone who waited may have left

@@ -15,7 +15,7 @@ from kvd.service.fairness.budget import ALL, Budget, FairShare
 from kvd.service.fairness.tally import Tally
 from kvd.service.peers.card_check import check_card
 from kvd.service.peers.links import PeerLinks
-from kvd.service.peers.peer_engine import Key, PeerEngine
+from kvd.service.peers.peer_engine import PeerEngine, PeerEngineKey
 from kvd.service.slices import Slices
 from kvd.service.sockets.events import Events
 from kvd.service.sockets.fair_lines import ASKER
@@ -45,7 +45,7 @@ MOST_HANDSHAKES = 12
 AGAIN_SECONDS = 0.1
 """Pause after a connection was lost between two parts."""
 
-Flight = tuple[Key, str, bool]
+FlightKey = tuple[PeerEngineKey, str, bool]
 
 
 class Flights:
@@ -57,7 +57,7 @@ class Flights:
         links: PeerLinks,
         events: Events,
         settings: PeerSettings,
-        keep: Callable[[Key, EngineCard], PeerEngine],
+        keep: Callable[[PeerEngineKey, EngineCard], PeerEngine],
     ) -> None:
         """``question`` says who asks; ``keep`` takes each card, before its flight ends."""
         self._question = question
@@ -65,12 +65,12 @@ class Flights:
         self._events = events
         self._settings = settings
         self._keep = keep
-        self._flights: dict[Flight, asyncio.Task[PeerEngine]] = {}
+        self._flights: dict[FlightKey, asyncio.Task[PeerEngine]] = {}
         self._of: Tally[Endpoint] = Tally()
         self._in_flight = Budget("parts of cards", "bytes")
         self._slices = Slices()
 
-    async def fetch(self, key: Key, generation: str, *, keyed: bool) -> PeerEngine:
+    async def fetch(self, key: PeerEngineKey, generation: str, *, keyed: bool) -> PeerEngine:
         """The engine's card, fetched once for all who ask for it now. Raises `RequestRefused`."""
         which = key, generation, keyed
         flight = self._flights.get(which)
@@ -90,7 +90,7 @@ class Flights:
         finally:
             del flight  # its error has this frame: a circle
 
-    def _refuse_more(self, key: Key) -> None:
+    def _refuse_more(self, key: PeerEngineKey) -> None:
         if self._of[key[0]] >= MOST_FLIGHTS_OF_ONE or len(self._flights) >= MOST_FLIGHTS:
             raise RequestRefused(
                 "KVD-BUSY",
@@ -99,13 +99,13 @@ class Flights:
                 hint="try again",
             )
 
-    def _landed(self, flight: Flight, done: asyncio.Task[PeerEngine]) -> None:
+    def _landed(self, flight: FlightKey, done: asyncio.Task[PeerEngine]) -> None:
         del self._flights[flight]
         self._of.add(flight[0][0], -1)
         if not done.cancelled():
             done.exception()  # looked at here, since everyone who waited may have left
 
-    async def _fetch(self, key: Key, *, keyed: bool) -> PeerEngine:
+    async def _fetch(self, key: PeerEngineKey, *, keyed: bool) -> PeerEngine:
         endpoint, engine_id = key
         try:
             card = await self._card(key, keyed=keyed)
@@ -124,7 +124,7 @@ class Flights:
             self._events.emit("handshake.failed", engine_id, reason=refusal.message)
             raise
 
-    async def _card(self, key: Key, *, keyed: bool) -> EngineCard:
+    async def _card(self, key: PeerEngineKey, *, keyed: bool) -> EngineCard:
         """The whole card. A kvd that makes no parts answers with all of it at once.
 
         Where many ask at a time for the card of a large engine each part takes long: as long as parts come, more come.
@@ -169,7 +169,9 @@ class Flights:
             for size in held:
                 self._in_flight.give_back(shares, size)
 
-    async def _described(self, key: Key, question: DescribeEngine, deadline: float) -> EngineDescribed | None:
+    async def _described(
+        self, key: PeerEngineKey, question: DescribeEngine, deadline: float
+    ) -> EngineDescribed | None:
         """The card or a part of it; None where the connection was lost between two parts, and there is time left.
 
         Raises `RequestRefused` and `PeerAway`.
@@ -188,7 +190,7 @@ class Flights:
         return answer
 
 
-def _take(parts: Gathering, described: EngineDescribed, generation: str, key: Key) -> bool:
+def _take(parts: Gathering, described: EngineDescribed, generation: str, key: PeerEngineKey) -> bool:
     """Take a part of a card of that ``generation``, or its first; whether it was the last. Raises `RequestRefused`."""
     endpoint, engine_id = key
     if described.card.generation != (generation or described.card.generation):

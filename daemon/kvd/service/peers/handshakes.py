@@ -19,14 +19,14 @@ from kvd.service.peers.fetching import Flights
 from kvd.service.peers.greetings import Greetings
 from kvd.service.peers.links import PeerLinks
 from kvd.service.peers.one_card import displaced
-from kvd.service.peers.peer_engine import Key, PeerEngine
+from kvd.service.peers.peer_engine import PeerEngine, PeerEngineKey
 from kvd.service.peers.peer_store import ENDED_SECONDS, PeerStore
 from kvd.service.sockets.events import Events
 from kvd.wire.frame import Message
 from kvd.wire.handshake import DescribeEngine, GetPeer, PeerGone, PeerReady
 from kvd.wire.identity import HERE, Endpoint, EngineCard, Role
 
-Push = Callable[[bytes, Message], None]
+PushTo = Callable[[bytes, Message], None]
 MOST_WAITING = 1024
 """Most questions about peers of one client that wait: a scheduler asks once for each engine that requests name."""
 MOST_REFUSED = 4096
@@ -56,7 +56,7 @@ class Handshakes:
         registry: Registry,
         links: PeerLinks,
         events: Events,
-        push: Push,
+        push: PushTo,
         compatibility: CompatibilityCache,
         peer: PeerSettings,
     ) -> None:
@@ -120,7 +120,7 @@ class Handshakes:
                 return peer.users
         return {}
 
-    async def _introduced(self, ask: GetPeer) -> tuple[LocalEngine, Key, PeerEngine, float]:
+    async def _introduced(self, ask: GetPeer) -> tuple[LocalEngine, PeerEngineKey, PeerEngine, float]:
         """The local engine, the peer that it was given, and the seconds that this took."""
         began = time.monotonic()
         engine = await self._registry.wait_ready(ask.local_engine, self._peer.handshake_seconds)
@@ -148,7 +148,7 @@ class Handshakes:
             self._introduce(engine, key, peer, seconds)
         return engine, key, peer, seconds
 
-    def _introduce(self, engine: LocalEngine, key: Key, peer: PeerEngine, seconds: float) -> None:
+    def _introduce(self, engine: LocalEngine, key: PeerEngineKey, peer: PeerEngine, seconds: float) -> None:
         """All clients of a local engine are to know the peer; those that wait for it get it as their answer."""
         engine_id = engine.facts.engine_id
         peer.users[engine_id] = engine.generation
@@ -162,7 +162,7 @@ class Handshakes:
         task.add_done_callback(self._telling.discard)
 
     async def _tell(
-        self, engine: LocalEngine, clients: list[Client], key: Key, peer: PeerEngine, seconds: float
+        self, engine: LocalEngine, clients: list[Client], key: PeerEngineKey, peer: PeerEngine, seconds: float
     ) -> None:
         for client in clients:
             # The rest of a large card is asked for; who knows no parts has to ask for the whole.
@@ -291,7 +291,7 @@ class Handshakes:
             if peer.state != "ready" and peer.since < before:
                 self.peers.drop(key)
 
-    def _key(self, ask: GetPeer) -> Key:
+    def _key(self, ask: GetPeer) -> PeerEngineKey:
         given = ask.endpoint
         if given in (HERE, self._myself.endpoint):
             return HERE, ask.engine_id
@@ -306,7 +306,7 @@ class Handshakes:
             )
         return given, ask.engine_id
 
-    def _greet(self, key: Key, local_engines: set[str], generation: str) -> None:
+    def _greet(self, key: PeerEngineKey, local_engines: set[str], generation: str) -> None:
         """Hand a peer engine to local engines ahead of their first request to it."""
         for local in local_engines:
             if (engine := self._registry.ready(local)) is None or not engine.up:
@@ -314,7 +314,7 @@ class Handshakes:
             ask = GetPeer(local_engine=local, engine_id=key[1], endpoint=key[0], generation=generation)
             self._greetings.greet(ask)
 
-    async def _here(self, ask: GetPeer, key: Key) -> tuple[PeerEngine, bool]:
+    async def _here(self, ask: GetPeer, key: PeerEngineKey) -> tuple[PeerEngine, bool]:
         wait = self._registry.wait_up if ask.keyed else self._registry.wait_ready
         engine = await wait(ask.engine_id, self._peer.handshake_seconds)
         known = self.peers.get(key)
@@ -324,19 +324,19 @@ class Handshakes:
             known.learn_key(engine.scheduler.digest_key)
         return known, True
 
-    def _current(self, key: Key, ask: GetPeer) -> PeerEngine | None:
+    def _current(self, key: PeerEngineKey, ask: GetPeer) -> PeerEngine | None:
         """The peer as it is known, where that is good enough."""
         peer = self.peers.get(key)
         if peer is None or peer.state == "gone" or ask.generation not in ("", peer.card.generation):
             return None
         return peer if peer.card.digest_key or not ask.keyed else None
 
-    async def _there(self, ask: GetPeer, key: Key) -> tuple[PeerEngine, bool]:
+    async def _there(self, ask: GetPeer, key: PeerEngineKey) -> tuple[PeerEngine, bool]:
         if known := self._current(key, ask):
             return known, True
         return await self._flights.fetch(key, ask.generation, keyed=ask.keyed), False
 
-    def _keep(self, key: Key, card: EngineCard, uid: int | None = None) -> PeerEngine:
+    def _keep(self, key: PeerEngineKey, card: EngineCard, uid: int | None = None) -> PeerEngine:
         known = self.peers.get(key)
         same = known is not None and known.state != "gone" and known.card.generation == card.generation
         live = [

@@ -17,7 +17,7 @@ from kvd.service.config import PeerSettings
 from kvd.service.errors import PeerAway
 from kvd.service.peers import troubles
 from kvd.service.peers.troubles import NO_KEYS, LinkKeys, Trouble
-from kvd.service.sockets.channel import Cause, Channel, ChannelOwner
+from kvd.service.sockets.channel import Channel, ChannelEnd, ChannelOwner
 from kvd.service.sockets.dialling import DialKind
 from kvd.service.sockets.events import Events
 from kvd.service.sockets.limits import HANDSHAKE_SECONDS, UNSENT_BYTES
@@ -175,7 +175,7 @@ class PeerLink:
     def subscribed(self, channel: Channel, event: Subscribed | Unsubscribed) -> None:
         """Nobody subscribes here."""
 
-    def ended(self, _channel: Channel, cause: Cause) -> None:
+    def ended(self, _channel: Channel, cause: ChannelEnd) -> None:
         """Who waits for an answer on it fails now; another connection will be made."""
         self._trouble = troubles.ended(self.endpoint, cause, self.keys, shaken=self._channel is not None)
         if self._trouble.hint and self._trouble not in self._told and len(self._told) < MOST_TOLD:

@@ -191,8 +191,7 @@ class PeerLinks:
         if self._keys is None:
             return b""
         if not (key := self._keys.of(endpoint.host, endpoint.port)):
-            missing = self.missing(endpoint)
-            raise PeerAway(f"{missing.reason}: {missing.hint}")
+            raise PeerAway(str(self.missing(endpoint)))
         return key
 
     def _untrusted_row(self, endpoint: Endpoint) -> PeerRow:

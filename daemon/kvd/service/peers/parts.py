@@ -16,7 +16,7 @@ from kvd.service.sockets.router import Router
 from kvd.wire.frame import Message
 from kvd.wire.handshake import PeerGone, PeerReady
 from kvd.wire.identity import Endpoint
-from kvd.wire.part import Asked, ForWorker
+from kvd.wire.part import AskedOfWorker, ForWorker
 
 TELL_SECONDS = 1.0
 """How long a kvd may take to say that a worker was told something."""
@@ -52,7 +52,7 @@ class ClientSender:
         """Ask a client, and wait for its answer. Raises `TimeoutError`."""
         if client.at is None:
             return await self._local.ask(client.route, message, seconds)
-        if not isinstance(message, Asked):
+        if not isinstance(message, AskedOfWorker):
             raise TypeError(f"no worker at another kvd is asked a {type(message).__name__}")
         try:
             question = ForWorker(incarnation=client.incarnation, message=message)

@@ -14,7 +14,7 @@ from kvd.wire.card_parts import kept_bytes, part_from, with_workers
 from kvd.wire.handshake import PeerReady
 from kvd.wire.identity import Endpoint, EngineCard
 
-Key = tuple[Endpoint, str]
+PeerEngineKey = tuple[Endpoint, str]
 """Where a peer engine is and its id; `HERE` for one at this kvd."""
 ANSWERS_KEPT = 32
 """Most answers of one peer that are kept ready: all ranks of an engine ask for the same ones."""

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from kvd.service.errors import RequestRefused
 from kvd.service.fairness.tally import Tally
-from kvd.service.peers.peer_engine import Key, PeerEngine
+from kvd.service.peers.peer_engine import PeerEngine, PeerEngineKey
 from kvd.wire.identity import HERE, Endpoint
 
 MOST = 4096
@@ -37,17 +37,17 @@ class PeerStore:
         self._at: dict[Endpoint, dict[str, PeerEngine]] = {}
         self._named: dict[str, dict[Endpoint, PeerEngine]] = {}
         self._bytes: Tally[Endpoint] = Tally()
-        self._ended: Tally[Key] = Tally()
+        self._ended: Tally[PeerEngineKey] = Tally()
         """The bytes of the cards of those that are gone, in the order in which they went."""
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
-    def __iter__(self) -> Iterator[Key]:
+    def __iter__(self) -> Iterator[PeerEngineKey]:
         return ((where, engine_id) for where, peers in self._at.items() for engine_id in peers)
 
-    def items(self) -> Iterator[tuple[Key, PeerEngine]]:
+    def items(self) -> Iterator[tuple[PeerEngineKey, PeerEngine]]:
         """All of them; nothing is to be added or dropped meanwhile."""
         return (((where, name), peer) for where, peers in self._at.items() for name, peer in peers.items())
 
@@ -55,7 +55,7 @@ class PeerStore:
         """All of them without their keys; nothing is to be added or dropped meanwhile."""
         return (peer for peers in self._at.values() for peer in peers.values())
 
-    def get(self, key: Key) -> PeerEngine | None:
+    def get(self, key: PeerEngineKey) -> PeerEngine | None:
         """The engine of that id at that kvd, gone ones too."""
         return self.at(key[0]).get(key[1])
 
@@ -67,7 +67,7 @@ class PeerStore:
         """Who is known by an id, by the kvd that told of it."""
         return self._named.get(engine_id, _NOWHERE)
 
-    def put(self, key: Key, peer: PeerEngine) -> None:
+    def put(self, key: PeerEngineKey, peer: PeerEngine) -> None:
         """Know an engine, in the place of the one that was known by that key."""
         self.drop(key)
         self._at.setdefault(key[0], {})[key[1]] = peer
@@ -75,7 +75,7 @@ class PeerStore:
         self._bytes.add(key[0], _counted(key, peer))
         self._count += 1
 
-    def end(self, key: Key, reason: str) -> None:
+    def end(self, key: PeerEngineKey, reason: str) -> None:
         """An engine is gone. Its card is here for a while; its workers' cards may be nowhere else by then."""
         peer = self._at[key[0]][key[1]]
         peer.change("gone", reason)
@@ -95,7 +95,7 @@ class PeerStore:
             peer.shed()
             self._bytes.add(key[0], _counted(key, peer) - counted)
 
-    def drop(self, key: Key) -> None:
+    def drop(self, key: PeerEngineKey) -> None:
         """Know an engine no more; nothing where it was not known."""
         where, engine_id = key
         if (peer := self.get(key)) is None:
@@ -109,7 +109,7 @@ class PeerStore:
         self._bytes.add(where, -_counted(key, peer))
         self._count -= 1
 
-    def room_for(self, key: Key, size: int) -> list[Key]:
+    def room_for(self, key: PeerEngineKey, size: int) -> list[PeerEngineKey]:
         """The unused peers to drop so that one of ``size`` bytes fits in; its own earlier card does not count.
 
         Raises `RequestRefused`, naming figure and limit.
@@ -136,17 +136,21 @@ class PeerStore:
         )
 
 
-def _counted(key: Key, peer: PeerEngine) -> int:
+def _counted(key: PeerEngineKey, peer: PeerEngine) -> int:
     """What it counts among the cards of other kvds: those of this host are its clients', and count as theirs."""
     return 0 if key[0] == HERE else peer.size
 
 
 def _leaving(
-    among: Iterable[tuple[Key, PeerEngine]], has: tuple[int, int], most: tuple[int, int], size: int, who: str
-) -> list[Key]:
+    among: Iterable[tuple[PeerEngineKey, PeerEngine]],
+    has: tuple[int, int],
+    most: tuple[int, int],
+    size: int,
+    who: str,
+) -> list[PeerEngineKey]:
     """Which of ``among`` go, those first that changed longest ago. ``has`` and ``most`` are engines and bytes."""
     there, held = has
-    leaving: list[Key] = []
+    leaving: list[PeerEngineKey] = []
     if _fits(there, held + size, most):
         return leaving
     unused = sorted(((at, peer) for at, peer in among if not peer.users), key=lambda one: one[1].since)

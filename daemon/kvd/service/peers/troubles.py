@@ -6,7 +6,8 @@ import errno
 import os
 from dataclasses import dataclass
 
-from kvd.service.sockets.channel import Cause
+from kvd.errors import joined
+from kvd.service.sockets.channel import ChannelEnd
 from kvd.wire.identity import Endpoint
 from kvd.zmtp.errors import ZmtpError
 
@@ -35,7 +36,7 @@ class Trouble:
     hint: str = ""
 
     def __str__(self) -> str:
-        return "; ".join(filter(None, (self.reason, self.hint)))
+        return joined(self.reason, self.hint)
 
 
 def untrusted(endpoint: Endpoint, *, revoked: bool) -> Trouble:
@@ -59,7 +60,7 @@ def not_dialled(endpoint: Endpoint, error: OSError) -> Trouble:
     return Trouble(reason)
 
 
-def ended(endpoint: Endpoint, cause: Cause, keys: LinkKeys, *, shaken: bool) -> Trouble:
+def ended(endpoint: Endpoint, cause: ChannelEnd, keys: LinkKeys, *, shaken: bool) -> Trouble:
     """A connection ended; ``shaken``: both sides had shown their keys before."""
     if isinstance(cause, ZmtpError):
         if cause.kind == "not_authorised":

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from kvd.addresses import is_loopback, join_address
+from kvd.addresses import HostPort, is_loopback, join_address
 from kvd.keys import (
     ANY_PORT,
     KeyFileError,
@@ -40,9 +40,6 @@ MOST_TOLD = 16
 """Places with two keys that are named."""
 LONGEST_TOLD = 4096
 """Characters of what is said of them: a place in a list may be any word."""
-
-Place = tuple[str, int]
-"""A host and its port, or `ANY_PORT`."""
 
 Identity = Literal["none", "shared", "per host"]
 """How hosts are told apart: not at all, not from those that hold the same pair, by a key for each."""
@@ -78,8 +75,8 @@ class Keys:
     public: bytes
     secret: bytes = field(repr=False)
     authorised: frozenset[bytes] = frozenset()
-    servers: dict[Place, bytes] = field(default_factory=dict)
-    revoked: dict[Place, None] = field(default_factory=dict)
+    servers: dict[HostPort, bytes] = field(default_factory=dict)
+    revoked: dict[HostPort, None] = field(default_factory=dict)
     listed: Path | None = None
     error: str = ""
     twice: str = ""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from kvd.service.fairness.queue import Path
-from kvd.service.sockets.channel import Cause, Channel, SocketContext
+from kvd.service.sockets.channel import Channel, ChannelEnd, SocketContext
 from kvd.service.sockets.limits import (
     ACCEPT_PAUSE_SECONDS,
     ACCEPTS_A_TURN,
@@ -52,7 +52,7 @@ class Service(Protocol):
     def subscribed(self, channel: Channel, event: Subscribed | Unsubscribed) -> None:
         """The peer wants events, or no more."""
 
-    def left(self, channel: Channel, cause: Cause) -> None:
+    def left(self, channel: Channel, cause: ChannelEnd) -> None:
         """A connection that had joined is over."""
 
 
@@ -155,7 +155,7 @@ class Acceptor:
         """Its service notes what it wants to be sent."""
         self._service.subscribed(channel, event)
 
-    def ended(self, channel: Channel, cause: Cause) -> None:
+    def ended(self, channel: Channel, cause: ChannelEnd) -> None:
         """Count how."""
         owner = self.open.pop(channel)
         theirs = self._owners[owner]

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 MOST_BUFFERS = 64
 """Buffers given to the kernel in one call."""
-Cause = ZmtpError | Literal["closed", "slow", "unread", "told"]
+ChannelEnd = ZmtpError | Literal["closed", "slow", "unread", "told"]
 """Why a connection ended: what its peer sent; its peer closed it; its peer took too long; it does not read; we did."""
 
 
@@ -51,7 +51,7 @@ class ChannelOwner(Protocol):
     def subscribed(self, channel: Channel, event: Subscribed | Unsubscribed) -> None:
         """The peer of a publisher wants something, or no more."""
 
-    def ended(self, channel: Channel, cause: Cause) -> None:
+    def ended(self, channel: Channel, cause: ChannelEnd) -> None:
         """It is over; nothing else is told of it from now on."""
 
 
@@ -140,7 +140,7 @@ class Channel:
         self.mask |= WRITE
         self._shared.poller.queue(self)
 
-    def end(self, cause: Cause = "told") -> None:
+    def end(self, cause: ChannelEnd = "told") -> None:
         """Close it. Idempotent."""
         if self.ended:
             return

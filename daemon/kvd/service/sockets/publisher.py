@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 
-from kvd.service.sockets.channel import Cause, Channel
+from kvd.service.sockets.channel import Channel, ChannelEnd
 from kvd.service.sockets.limits import EVENTS_UNSENT_BYTES, MAX_TOPICS
 from kvd.service.sockets.reservations import Hold
 from kvd.zmtp.events import Received, Subscribed, Unsubscribed
@@ -70,7 +70,7 @@ class Publisher:
                 del topics[event.topic]
                 self._forget(channel, event.topic)
 
-    def left(self, channel: Channel, cause: Cause) -> None:
+    def left(self, channel: Channel, cause: ChannelEnd) -> None:
         """It wants nothing any more."""
         if cause == "unread":
             log.info("events socket: a reader does not read what is sent to it (pid %d)", channel.pid)

@@ -24,7 +24,7 @@ TOLD_SECONDS = 600.0
 BETWEEN_SECONDS = 10.0
 """Shortest time between two such lines in the log, whoever they are about."""
 
-Caller = tuple[bytes, str]
+CallerAddress = tuple[bytes, str]
 """A key, empty where another one of ours is expected, and an address."""
 
 
@@ -41,7 +41,7 @@ class Refusals:
     """The callers that were refused last, and the places of keys that were revoked since kvd started."""
 
     def __init__(self) -> None:
-        self._callers: dict[Caller, Attempts] = {}
+        self._callers: dict[CallerAddress, Attempts] = {}
         self._revoked: dict[bytes, str] = {}
         self._told = -BETWEEN_SECONDS
 
@@ -86,7 +86,7 @@ class Refusals:
             for (key, address), attempts in latest
         )
 
-    def _tell(self, caller: Caller) -> None:
+    def _tell(self, caller: CallerAddress) -> None:
         key, address = caller[0].decode(), caller[1]
         if not key:
             log.warning(

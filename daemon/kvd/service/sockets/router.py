@@ -16,7 +16,7 @@ import msgspec
 
 from kvd.service.errors import RequestRefused, unreadable
 from kvd.service.fairness.budget import Budget
-from kvd.service.sockets.channel import Cause, Channel
+from kvd.service.sockets.channel import Channel, ChannelEnd
 from kvd.service.sockets.fair_lines import ASKER
 from kvd.service.sockets.limits import UNSENT_BYTES
 from kvd.service.sockets.reservations import Hold
@@ -153,7 +153,7 @@ class Router:
         caller = Caller(channel.route, channel.pid, channel.uid, channel.key)
         self._lines[channel.route] = ClientLine(channel, caller)
 
-    def left(self, channel: Channel, cause: Cause) -> None:
+    def left(self, channel: Channel, cause: ChannelEnd) -> None:
         """A client is there no more: nobody waits for its answers."""
         line = self._lines.pop(channel.route)
         if cause == "unread":

@@ -22,12 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvd.geometry.model import Field, Layer, Page
-from kvd.topology.descriptors import Int64
+from kvd.topology.descriptors import Flags, Int64
 from kvd.topology.errors import NotSummable
 from kvd.topology.intersect import series, steps_of
 
 Words = NDArray[np.uint64]
-Flags = NDArray[np.bool_]
 
 WORD = 8
 """Bytes of a word."""

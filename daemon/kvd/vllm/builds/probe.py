@@ -13,7 +13,7 @@ from typing import Annotated, Literal, get_type_hints
 from kvd.vllm.errors import UnsupportedBuild
 from kvd.vllm.memory.groups import GroupFacts, has_state, keeps_prefix
 
-Channel = Literal["blocks", "request", "scheduler", "none"]
+ReportChannel = Literal["blocks", "request", "scheduler", "none"]
 
 SCHEDULER = "kvd.vllm.builds.recovering.recovering_scheduler"
 """The scheduler for builds whose own hears only of bad blocks, and only of one group's."""
@@ -25,7 +25,7 @@ _RUNNERS = ("v1/worker/kv_connector_model_runner_mixin.py", "v1/worker/gpu/kv_co
 
 
 @dataclass(frozen=True, slots=True)
-class Fact:
+class BuildFact:
     """Whether something holds of a build, and where in its source that was read."""
 
     holds: bool
@@ -36,12 +36,14 @@ class Fact:
 class Build:
     """What one vLLM does with KV that comes from outside. Each annotation says what it means when it holds."""
 
-    split_asserts: Annotated[Fact, "asserts that no token is external where it aligns chunks to states"]
-    claims_wedge: Annotated[Fact, "aligns asynchronous claims too, whose empty chunk stops the queue"]
-    takes_bad_blocks: Annotated[Fact, "recovers asynchronous loads from their bad blocks, with one group"]
-    takes_failed_requests: Annotated[Fact, "recovers a failed load as a whole request, with any groups"]
+    split_asserts: Annotated[BuildFact, "asserts that no token is external where it aligns chunks to states"]
+    claims_wedge: Annotated[BuildFact, "aligns asynchronous claims too, whose empty chunk stops the queue"]
+    takes_bad_blocks: Annotated[
+        BuildFact, "recovers asynchronous loads from their bad blocks, with one group"
+    ]
+    takes_failed_requests: Annotated[BuildFact, "recovers a failed load as a whole request, with any groups"]
     frees_failed: Annotated[
-        Fact, "frees the blocks of a request whose load left it no tokens, and computes it anew"
+        BuildFact, "frees the blocks of a request whose load left it no tokens, and computes it anew"
     ]
 
 
@@ -55,7 +57,7 @@ MEANINGS: dict[str, str] = {
 class Safety:
     """How loads are safe here: by which channel a failed one is reported. With ``refused``, they are not, and why."""
 
-    channel: Channel
+    channel: ReportChannel
     refused: str = ""
 
     @property
@@ -64,7 +66,7 @@ class Safety:
         return self.refused or _SAYS[self.channel]
 
 
-_SAYS: dict[Channel, str] = {
+_SAYS: dict[ReportChannel, str] = {
     "blocks": "failed loads are reported by block",
     "request": "failed loads are reported by request",
     "scheduler": f"failed loads are reported by block to {SCHEDULER}, which finds the request",
@@ -127,7 +129,7 @@ def safety(build: Build, groups: Sequence[GroupFacts], *, loads: bool = True, sc
         return Safety("none")
     if has_state(groups):
         for name in ("split_asserts", "claims_wedge"):
-            fact: Fact = getattr(build, name)
+            fact: BuildFact = getattr(build, name)
             if fact.holds:
                 return _refuse(f"this vLLM {MEANINGS[name]} ({fact.evidence})")
     if keeps_prefix(groups):
@@ -188,13 +190,13 @@ class _Source:
     def function(self, name: str) -> ast.FunctionDef | None:
         return next((f for f in self.functions if f.name == name), None)
 
-    def at(self, node: ast.stmt | ast.expr, *, holds: bool = True) -> Fact:
+    def at(self, node: ast.stmt | ast.expr, *, holds: bool = True) -> BuildFact:
         """A fact that was read from this node: function and line."""
         around = [f.name for f in self.functions if f.lineno <= node.lineno <= (f.end_lineno or 0)]
-        return Fact(holds, f"{around[-1] if around else ''}, {self.name}:{node.lineno}")
+        return BuildFact(holds, f"{around[-1] if around else ''}, {self.name}:{node.lineno}")
 
-    def nowhere(self, what: str) -> Fact:
-        return Fact(holds=False, evidence=f"no {what} in {self.name}")
+    def nowhere(self, what: str) -> BuildFact:
+        return BuildFact(holds=False, evidence=f"no {what} in {self.name}")
 
 
 def _names(node: ast.AST) -> set[str]:
@@ -210,7 +212,7 @@ _EXTERNAL = "num_external_computed_tokens"
 _DIVERGED = "hit_diverged"
 
 
-def _split_asserts(scheduler: _Source) -> Fact:
+def _split_asserts(scheduler: _Source) -> BuildFact:
     split = scheduler.function(_SPLIT)
     if split is None:
         return scheduler.nowhere(_SPLIT)
@@ -231,7 +233,7 @@ def _forbids_external(test: ast.expr) -> bool:
     return not any(_EXTERNAL in _names(remainder.left) for remainder in remainders)
 
 
-def _claims_wedge(scheduler: _Source) -> Fact:
+def _claims_wedge(scheduler: _Source) -> BuildFact:
     """An asynchronous claim schedules no tokens; aligned, that reads as "no chunk fits" and ends the step's queue."""
     calls = [
         n
@@ -258,14 +260,14 @@ def _only_synchronous(node: ast.If) -> list[ast.stmt]:
     return node.orelse if ast.unparse(test) == "load_kv_async" else []
 
 
-def _takes_bad_blocks(scheduler: _Source) -> Fact:
+def _takes_bad_blocks(scheduler: _Source) -> BuildFact:
     handler = scheduler.function("_handle_invalid_blocks")
     if handler is None:
         return scheduler.nowhere("_handle_invalid_blocks")
     return scheduler.at(handler, holds="WAITING_FOR_REMOTE_KVS" in _names(handler))
 
 
-def _takes_failed_requests(root: Path, scheduler: _Source) -> Fact:
+def _takes_failed_requests(root: Path, scheduler: _Source) -> BuildFact:
     """The report passes every worker's runner, the aggregator of the ranks, and the scheduler; each can lose it."""
     name = "failed_recving"
     for path in (*(p for p in _RUNNERS if (root / p).exists()), _AGGREGATOR):
@@ -277,7 +279,7 @@ def _takes_failed_requests(root: Path, scheduler: _Source) -> Fact:
     return scheduler.at(found) if found is not None else scheduler.nowhere(name)
 
 
-def _frees_failed(scheduler: _Source) -> Fact:
+def _frees_failed(scheduler: _Source) -> BuildFact:
     """Of a request that failed and has no computed tokens, the blocks are given back before it is scheduled again."""
     name = "_update_waiting_for_remote_kv"
     handler = scheduler.function(name)

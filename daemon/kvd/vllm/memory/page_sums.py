@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvd.geometry.model import Layer, Region, WorkerGeometry
-from kvd.topology.checksums.sums import MIX, Flags, Recipe, Summer, Words
-from kvd.topology.descriptors import Int64
+from kvd.topology.checksums.sums import MIX, Recipe, Summer, Words
+from kvd.topology.descriptors import Flags, Int64
 from kvd.worker.checksums.pages import in_host_memory
 
 DEVICE_CHUNK = 16 << 20

@@ -11,7 +11,7 @@ from typing import Any
 from kvd.geometry.check import check_worker
 from kvd.geometry.errors import UnknownShape
 from kvd.geometry.live import (
-    Blocks,
+    BlockAxes,
     Dim,
     LiveTensor,
     Packing,
@@ -155,7 +155,7 @@ def _layer(
         if facts.block_size != spec.block_size
         else ContextShare()
     )
-    blocks = Blocks(count=num_blocks, tokens=facts.block_size, context=context)
+    blocks = BlockAxes(count=num_blocks, tokens=facts.block_size, context=context)
     latent = is_spec(spec, "MLAAttentionSpec") or is_spec(spec, "SlidingWindowMLASpec")
     # With context parallelism, ranks of one context group hold the same heads of different tokens.
     ranks = place.tp // place.dcp

@@ -72,10 +72,7 @@ def look_at_peer(asker: ClaimAsker, claim: Claim, now: float) -> None:
                 if is_to_ask_again(error):
                     claim.peer, claim.peer_due = None, now + KVD_AWAY_PAUSE
                     return
-                hint = f"; {error.hint}" if error.hint else ""
-                claim.cause = Cause(
-                    f"prefiller {prefill.engine_id}: {error.message}{hint}", refusal_code(error)
-                )
+                claim.cause = Cause(f"prefiller {prefill.engine_id}: {error.with_hint}", refusal_code(error))
                 return
         else:
             if not isinstance(answer, PeerReady):

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from kvd.topology.blocks import BlockList
 from kvd.vllm.memory.groups import GroupFacts, offered_by_group
-from kvd.vllm.vllm_types import Table, VllmRequest, VllmStep, table_in
+from kvd.vllm.vllm_types import BlockTable, VllmRequest, VllmStep, table_in
 from kvd.worker.orders import Blocks, plain
 
 
@@ -35,7 +35,7 @@ class _Prefill:
 class CompletedPrefills:
     """The prefills of one engine that are watched. Touched by the scheduler's step only."""
 
-    def __init__(self, groups: Sequence[GroupFacts], table: Callable[[str], Table | None]) -> None:
+    def __init__(self, groups: Sequence[GroupFacts], table: Callable[[str], BlockTable | None]) -> None:
         """``table`` gives a request's block ids where a step's output does not."""
         self._groups = tuple(groups)
         self._table = table
@@ -67,7 +67,7 @@ class CompletedPrefills:
                 found.append(CompletedPrefill(request_id, plain(prefill.blocks), request.num_prompt_tokens))
         return found
 
-    def finished(self, request_id: str, table: Table) -> bool:
+    def finished(self, request_id: str, table: BlockTable) -> bool:
         """A request ended with these blocks. Whether its prompt is still in those that were ordered."""
         prefill = self._active.pop(request_id, None)
         if prefill is None or not prefill.blocks:

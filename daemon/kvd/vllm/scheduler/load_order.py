@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from kvd.topology.blocks import wanted
 from kvd.vllm.memory.groups import GroupFacts, has_state
 from kvd.vllm.scheduler.claim import Claim
-from kvd.vllm.vllm_types import Table
+from kvd.vllm.vllm_types import BlockTable
 from kvd.worker.cause import Cause
 from kvd.worker.orders import Fault, LoadOrder, plain
 
@@ -16,7 +16,7 @@ from kvd.worker.orders import Fault, LoadOrder, plain
 def load_order(
     claim: Claim,
     groups: Sequence[GroupFacts],
-    table: Table,
+    table: BlockTable,
     external: int,
     most_seconds: float,
     fault: Fault | None,

@@ -12,7 +12,7 @@ from kvd.topology.blocks import BlockList, window_start
 from kvd.vllm.memory.groups import GroupFacts, has_state, offered_by_group
 from kvd.vllm.params import short
 from kvd.vllm.scheduler.draining import NOT_PUSHED
-from kvd.vllm.vllm_types import Table, VllmRequest, VllmStep, table_in
+from kvd.vllm.vllm_types import BlockTable, VllmRequest, VllmStep, table_in
 from kvd.wire.push import PushKept
 from kvd.worker.cause import ABORTED, Cause
 from kvd.worker.orders import PushEnd, PushStep, plain
@@ -47,7 +47,7 @@ class Pushes:
         self,
         settings: ConnectorSettings,
         groups: Sequence[GroupFacts],
-        table: Callable[[str], Table | None] = lambda _request_id: None,
+        table: Callable[[str], BlockTable | None] = lambda _request_id: None,
         digest: Callable[[VllmRequest, int], str] = lambda _request, _tokens: "",
         kept: Callable[[str, str, Mapping[int, BlockList]], object] = lambda *_told: None,
     ) -> None:
@@ -127,7 +127,7 @@ class Pushes:
                     steps.append(step)
         return steps, ends
 
-    def finished(self, request_id: str, table: Table, *, completed: bool) -> bool:
+    def finished(self, request_id: str, table: BlockTable, *, completed: bool) -> bool:
         """A pushed request ended. Whether its blocks stay until every worker reports it as sent."""
         push = self._active.pop(request_id)
         computed = push.request.num_computed_tokens
@@ -184,7 +184,7 @@ class Pushes:
             digest=push.digest,
         )
 
-    def _last(self, push: _Push, table: Table) -> Mapping[int, BlockList] | None:
+    def _last(self, push: _Push, table: BlockTable) -> Mapping[int, BlockList] | None:
         """The blocks as they are kept go out with a step, where that is not what workers know: states, lost windows.
 
         Gives those of states. None where blocks were lost: what workers know is wrong then, until that step.

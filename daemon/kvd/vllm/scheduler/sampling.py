@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from kvd.vllm.memory.groups import GroupFacts
 from kvd.vllm.scheduler.completed_prefills import CompletedPrefills
-from kvd.vllm.vllm_types import Table, VllmRequest, VllmStep
+from kvd.vllm.vllm_types import BlockTable, VllmRequest, VllmStep
 from kvd.worker.orders import SumOrder, SumOrders
 from kvd.worker.settings import ConnectorSettings
 
@@ -15,7 +15,10 @@ class Sampling:
     """Which prefills of one engine are added up. Touched by the scheduler's step only."""
 
     def __init__(
-        self, settings: ConnectorSettings, groups: Sequence[GroupFacts], table: Callable[[str], Table | None]
+        self,
+        settings: ConnectorSettings,
+        groups: Sequence[GroupFacts],
+        table: Callable[[str], BlockTable | None],
     ) -> None:
         """``table`` gives a request's block ids where a step's output does not."""
         self._settings = settings
@@ -39,7 +42,7 @@ class Sampling:
         dropped, self._dropped = self._dropped, []
         return SumOrders(orders, dropped)
 
-    def finished(self, request_id: str, table: Table, *, completed: bool) -> bool:
+    def finished(self, request_id: str, table: BlockTable, *, completed: bool) -> bool:
         """A request ended with these blocks. Whether their sums are those that were made."""
         name = self._names.pop(request_id, None)
         if name is None:

@@ -21,13 +21,12 @@ from kvd.wire.outcomes import (
     OTHER_PARAMS,
     Outcome,
     OutcomeCount,
+    OutcomeKey,
     ReportOutcomes,
 )
 
 TELL_SECONDS = 2.0
 """What changes is told this much later, all at once."""
-
-Key = tuple[Outcome, str]
 
 
 class Deliver(Protocol):
@@ -49,7 +48,7 @@ class Served:
         self._engine_id = engine_id
         self._deliver = deliver
         self._lock = threading.Lock()
-        self._totals: dict[Key, tuple[int, int]] = {}
+        self._totals: dict[OutcomeKey, tuple[int, int]] = {}
         self._sent: tuple[OutcomeCount, ...] = ()
         self._known: tuple[OutcomeCount, ...] = ()
         self._waits = False
@@ -73,7 +72,7 @@ class Served:
 
     def count(self, outcome: Outcome, tokens: int, code: str = "") -> None:
         """One more request of an outcome, with so many tokens."""
-        key: Key = (outcome, code)
+        key: OutcomeKey = (outcome, code)
         with self._lock:
             if key not in self._totals and len(self._totals) >= MOST_COUNTS // 2:
                 key = (outcome, OTHER)  # so there is room for this one of every outcome

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from kvctl import daemon
-from kvctl.cli.options import Filters, Fleet, LongListSettings, Watch
+from kvctl.cli.options import FiltersOption, FleetOption, LongListSettings, WatchOption
 from kvctl.cli.settings import Settings
 from kvctl.cli.talk import say
 from kvctl.views.fleet.agents import FleetAgents, fleet_agent
@@ -39,12 +39,12 @@ def agents(
     peer: Annotated[
         str, typer.Option("--peer", metavar="ENGINE", help="Only what is held of this engine.")
     ] = "",
-    filters: Filters = None,
+    filters: FiltersOption = None,
     sort: Annotated[
         str | None, typer.Option("--sort", metavar="COLUMN", help="Which come first. [engine by engine]")
     ] = None,
-    fleet: Fleet = False,
-    watch: Watch = None,
+    fleet: FleetOption = False,
+    watch: WatchOption = None,
 ) -> None:
     """What each worker holds of its peers: lanes, mapped memory, bytes that are pinned.
 

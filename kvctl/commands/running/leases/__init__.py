@@ -9,7 +9,7 @@ import typer
 
 from kvctl import daemon
 from kvctl.cli import numbers
-from kvctl.cli.options import Filters, Fleet, LongListSettings, Watch
+from kvctl.cli.options import FiltersOption, FleetOption, LongListSettings, WatchOption
 from kvctl.cli.talk import say
 from kvctl.commands.running.leases.rows import every_lease
 from kvctl.views.fleet.leases import FleetLeases, fleet_lease
@@ -46,12 +46,12 @@ def leases(
     unclaimed: Annotated[
         bool, typer.Option("--unclaimed", help="Only leases that nobody has claimed.")
     ] = False,
-    filters: Filters = None,
+    filters: FiltersOption = None,
     sort: Annotated[
         str, typer.Option("--sort", metavar="COLUMN", show_default=False, help="Which come first. [age]")
     ] = "age",
-    fleet: Fleet = False,
-    watch: Watch = None,
+    fleet: FleetOption = False,
+    watch: WatchOption = None,
 ) -> None:
     """The blocks that prefillers keep for decoders: whose, for whom, how long.
 

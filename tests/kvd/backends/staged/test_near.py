@@ -176,10 +176,10 @@ def test_mirrors_are_registered_in_parts_beside_the_lane(registering: Registerin
     pins = Pins("cuda:0")
     pins.start([(1 << 40, 2 * _AT_A_TIME + 5), (1 << 50, 7)])
     assert registering.begun.wait(10)
-    assert (pins.ready, pins.under_way) == (False, True)
+    assert (pins.ready, registering.go.is_set()) == (False, False)
     registering.go.set()
-    while pins.under_way:
-        pass
+    assert pins._thread is not None
+    pins._thread.join()
     assert pins.ready
     assert registering.parts == [
         (1 << 40, _AT_A_TIME),

@@ -17,7 +17,7 @@ from kvd.service.ledger.ledger import Ledger
 from kvd.service.ledger.state import LedgerState
 from kvd.wire.transfer import ListTransfers
 from tests.support.full_disk import no_file_beyond
-from tests.support.ledgers import MANY, all_ids, fill, ledger_at, record, until
+from tests.support.ledgers import MANY, all_ids, fill, ledger_at, record, round_trip, until
 
 
 def deleted(path: Path) -> None:
@@ -116,7 +116,7 @@ def test_a_full_disk_refuses_records_until_there_is_room(tmp_path: Path) -> None
                 assert (refused.value.code, refused.value.final) == ("KVD-LEDGER", False)
                 assert not ledger.state.open
                 async with asyncio.timeout(5.0):
-                    await ledger.round_trip(5.0)
+                    await round_trip(ledger, 5.0)
                 assert len(await all_ids(ledger)) == 10
             await until(lambda: ledger.state.open)
             await ledger.append((record(10),))
@@ -135,7 +135,7 @@ def test_a_start_on_a_full_disk_goes_on_when_there_is_room(tmp_path: Path) -> No
                 await ledger.append((record(1),))
             with pytest.raises(LedgerError, match="is away"):
                 await ledger.select(ListTransfers())
-            await ledger.round_trip(5.0)
+            await round_trip(ledger, 5.0)
         await until(lambda: ledger.state.open)
         await ledger.append((record(1),))
         ledger.close(5)

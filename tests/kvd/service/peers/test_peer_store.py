@@ -10,7 +10,7 @@ import pytest
 from kvd.service.errors import RequestRefused
 from kvd.service.peers import greetings, peer_store
 from kvd.service.peers.greetings import Greetings
-from kvd.service.peers.peer_engine import Key, PeerEngine
+from kvd.service.peers.peer_engine import PeerEngine, PeerEngineKey
 from kvd.service.peers.peer_store import PeerStore
 from kvd.wire.handshake import GetPeer
 from kvd.wire.identity import HERE, Endpoint, EngineCard
@@ -19,7 +19,7 @@ from tests.support.daemons import facts, worker
 ONE, OTHER = Endpoint("one", 1), Endpoint("other", 1)
 
 
-def known(*keys: Key, used: tuple[Key, ...] = ()) -> PeerStore:
+def known(*keys: PeerEngineKey, used: tuple[PeerEngineKey, ...] = ()) -> PeerStore:
     peers = PeerStore()
     for number, key in enumerate(keys):
         peer = PeerEngine(EngineCard(engine=facts(key[1]), generation="g", workers=()), size=10)
@@ -114,7 +114,7 @@ def test_a_greeting_is_made_once_at_a_time_and_too_many_are_dropped(monkeypatch:
     assert (made, counters["handshakes.greetings_dropped"]) == (["a", "b", "o", "c"], 1)
 
 
-def ended(peers: PeerStore, key: Key) -> PeerEngine:
+def ended(peers: PeerStore, key: PeerEngineKey) -> PeerEngine:
     """An engine of two workers that was known, and has gone."""
     cards = tuple(worker(facts(key[1], tp=2), rank).card for rank in range(2))
     peer = PeerEngine(EngineCard(engine=cards[0].engine, generation="g", workers=cards))

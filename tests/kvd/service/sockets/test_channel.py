@@ -15,7 +15,7 @@ import pytest
 from kvd.service.sockets import channel as channels
 from kvd.service.sockets import router as routers
 from kvd.service.sockets import unsent
-from kvd.service.sockets.channel import Cause, Channel, SocketContext
+from kvd.service.sockets.channel import Channel, ChannelEnd, SocketContext
 from kvd.service.sockets.limits import UNSENT_PAUSE_BYTES
 from kvd.service.sockets.poller import Poller
 from kvd.service.sockets.reservations import Hold, Reservations
@@ -43,7 +43,7 @@ class Owner:
 
     def __init__(self) -> None:
         self.bodies: list[bytes] = []
-        self.causes: list[Cause] = []
+        self.causes: list[ChannelEnd] = []
 
     def handshaken(self, channel: Channel, peer: Handshaken) -> None:
         pass
@@ -56,7 +56,7 @@ class Owner:
     def subscribed(self, channel: Channel, event: Subscribed | Unsubscribed) -> None:
         pass
 
-    def ended(self, _channel: Channel, cause: Cause) -> None:
+    def ended(self, _channel: Channel, cause: ChannelEnd) -> None:
         self.causes.append(cause)
 
 

@@ -18,7 +18,7 @@ from kvd.vllm.builds.probe import (
     MEANINGS,
     SCHEDULER,
     Build,
-    Fact,
+    BuildFact,
     Safety,
     completes_hits,
     probe,
@@ -115,7 +115,7 @@ def test_a_build_that_handles_all_well(tmp_path: Path) -> None:
     assert not build.split_asserts.holds
     assert not build.claims_wedge.holds
     assert build.takes_bad_blocks.holds
-    assert build.takes_failed_requests == Fact(
+    assert build.takes_failed_requests == BuildFact(
         holds=True, evidence="update_from_output, v1/core/sched/scheduler.py:15"
     )
     assert safety(build, DENSE) == Safety("blocks")
@@ -284,7 +284,7 @@ class Column:
 def column(root: Path | None) -> Column:
     """What a version's source says; of the installed one if no root is given."""
     build = probe(root)
-    facts: dict[str, Fact] = {MEANINGS[f.name]: getattr(build, f.name) for f in fields(Build)}
+    facts: dict[str, BuildFact] = {MEANINGS[f.name]: getattr(build, f.name) for f in fields(Build)}
     cells = {meaning: "yes" if fact.holds else "no" for meaning, fact in facts.items()}
     cells |= {meaning: "yes" if ask(root) else "no" for meaning, ask in ALSO.items()}
     cells |= {model: _short(safety(build, groups)) for model, groups in MODELS.items()}

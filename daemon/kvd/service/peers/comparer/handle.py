@@ -12,7 +12,7 @@ import time
 import msgspec
 
 from kvd.service.errors import RequestRefused
-from kvd.service.peers.comparer.messages import FRAME, CompareSides, FindShape, Found, Job, Side
+from kvd.service.peers.comparer.messages import FRAME, CompareJob, CompareSides, FindShape, Found, Side
 from kvd.wire.card_parts import part_from
 from kvd.wire.identity import EngineCard
 from kvd.wire.reply import RefusalFactor
@@ -117,7 +117,7 @@ class ComparerProcess:
             raise msgspec.ValidationError(f"an answer of {size} bytes, at most {ANSWER_BYTES} are taken")
         return _FOUND.decode(await self._reader.readexactly(size))
 
-    async def _put(self, message: Job) -> None:
+    async def _put(self, message: CompareJob) -> None:
         if self._writer is None:
             raise ConnectionError("it was not waited for")
         data = _ENCODER.encode(message)

@@ -40,4 +40,4 @@ class Found(msgspec.Struct, frozen=True, tag=True):
     refusal: str = ""
 
 
-Job = Side | FindShape | CompareSides
+CompareJob = Side | FindShape | CompareSides

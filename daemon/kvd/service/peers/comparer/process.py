@@ -26,10 +26,10 @@ from kvd.service.peers.comparer.messages import (
     CPU_SECONDS,
     FRAME,
     MEMORY_BYTES,
+    CompareJob,
     CompareSides,
     FindShape,
     Found,
-    Job,
     Side,
 )
 from kvd.topology import compat, effort
@@ -45,7 +45,7 @@ NICENESS = 5
 """It gives way to kvd itself, which answers everybody else."""
 
 
-_JOBS: msgspec.msgpack.Decoder[Job] = msgspec.msgpack.Decoder(Job)
+_JOBS: msgspec.msgpack.Decoder[CompareJob] = msgspec.msgpack.Decoder(CompareJob)
 
 
 @dataclasses.dataclass(slots=True)
