@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,13 +37,13 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     (row,) = [row for row in CONFIGURATIONS if row.beside == "ExampleConnector"]
     setup = Setup(row, "KvdConnector")
     with two_hosts(folder, PATIENT_KVD) as hosts, engines(nursery.start) as start:
-        begun = [
+        prefill, decode = (
             start(replace(spec, kv_transfer_config=connector(setup, role, hosts, folder)))
             for role, spec in enumerate(two_specs(row, folder))
-        ]
-        for engine in begun:
+        )
+        for engine in (prefill, decode):
             engine.wait_ready(300.0)
-        yield Deployment(*hosts, *begun, request.param)
+        yield Deployment(*hosts, prefill, decode, request.param)
 
 
 def alone(pair: Deployment, prompt: list[int]) -> tuple[int, ...]:

@@ -67,7 +67,7 @@ class _Read:
     complete: tuple[Part, ...]
 
 
-_Word = PeerChanged | Load | PushProgress | GiveUp | Evict | _Answered | _Read
+_ReceiverWord = PeerChanged | Load | PushProgress | GiveUp | Evict | _Answered | _Read
 
 
 class ReceiveThread:
@@ -191,7 +191,7 @@ class ReceiveThread:
             return min(arrival.load.deadline, arrival.due)
         return arrival.withdrawn + QUIESCE_SECONDS if self._windows.possible else math.inf
 
-    def _take(self, word: _Word) -> None:
+    def _take(self, word: _ReceiverWord) -> None:
         self._next = 0.0
         if isinstance(word, PushProgress):
             self._progress(word)

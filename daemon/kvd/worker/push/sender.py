@@ -59,7 +59,7 @@ TIDY = 1.0
 HANDSHAKE_SECONDS, LEAST_KEPT = 10.0, 5.0
 """Seconds for a decoder's card to come, and for which a message to a decoder is repeated at least."""
 
-_Word = PushAnnounce | PushWithdraw | PushDone | Acknowledged | DecoderAnswered | PeerChanged | Evict
+_SenderWord = PushAnnounce | PushWithdraw | PushDone | Acknowledged | DecoderAnswered | PeerChanged | Evict
 
 
 class Sender:
@@ -180,7 +180,7 @@ class Sender:
 
     # --- what comes in ---
 
-    def _take(self, item: _Word) -> None:
+    def _take(self, item: _SenderWord) -> None:
         if isinstance(item, PushAnnounce | PushWithdraw | PushDone) and of_another_host(
             item.key, self._targets
         ):
