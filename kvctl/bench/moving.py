@@ -17,7 +17,7 @@ from kvd.topology.pairing import PairedBlocks, pair_blocks
 from kvd.topology.plan import Plan
 from kvd.topology.transfer_topology import TransferTopology
 from kvd.worker.cause import text_of
-from kvd.worker.load import Load, LoadPieces, Slice, load_of
+from kvd.worker.load import Load, LoadPiece, LoadPieces, load_of
 from kvd.worker.orders import LoadOrder, plain
 from kvd.worker.pull.reader import FAST_FOR, POLL_FAST, POLL_SLOW, PullThread
 from kvd.worker.remote import RemotePrefill
@@ -105,7 +105,7 @@ class LoadMover:
         load = load_of(self._order(number, request, seconds, now), now)
         if not coalesce:
             copies = uncoalesced(self._plan, request)
-            cut = [Slice(0, request.tokens, copies)]
+            cut = [LoadPiece(0, request.tokens, copies)]
             load.pieces = LoadPieces(self._plan, request.reader, request.source, cut)
             load.times.planned = time.monotonic()
             load.times.planning_seconds = load.times.planned - now

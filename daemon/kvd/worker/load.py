@@ -64,7 +64,7 @@ class LoadClaim:
 class LoadTimes:
     """When a load was received, planned, posted and so on, in time.monotonic() seconds; 0 for what did not happen.
 
-    ``planned`` is when its first slice was compiled, after ``planning_seconds`` in which nothing could be posted.
+    ``planned`` is when its first piece was compiled, after ``planning_seconds`` in which nothing could be posted.
     ``posting`` is when its last post began, ``posted`` when all of that was under way; backends prepared what they
     posted for ``preparing_seconds``. Asking for its peer took ``handshake_seconds``. ``reported`` is when the step
     could have it.
@@ -82,11 +82,12 @@ class LoadTimes:
 
 
 @dataclass(slots=True, eq=False)
-class Slice:
-    """A piece of a load, tokens ``begin`` to ``end`` of the prompt; ``transfers`` are those of now.
+class LoadPiece:
+    """Tokens ``begin`` to ``end`` of a load's prompt, posted and counted by itself; ``transfers`` are those of now.
 
     ``copies``, by position of the remote worker, are None until it is compiled: the first piece when the load is
-    planned, any other right before it is first posted.
+    planned, any other right before it is first posted. What one worker supplies of a page is another thing
+    (`kvd.topology.sources.Piece`).
     """
 
     begin: int
@@ -97,7 +98,7 @@ class Slice:
 
 @dataclass(slots=True, eq=False)
 class LoadPieces:
-    """What a load copies, once it is planned: ``all`` its slices in the order of their tokens.
+    """What a load copies, once it is planned: ``all`` pieces, in the order of their tokens.
 
     The first ``done`` of them came in time. ``local`` and ``remote`` are the order's blocks.
     """
@@ -105,23 +106,23 @@ class LoadPieces:
     plan: Plan | None = None
     local: Mapping[int, BlockList] = field(default_factory=dict)
     remote: Mapping[int, BlockList] = field(default_factory=dict)
-    all: list[Slice] = field(default_factory=list)
+    all: list[LoadPiece] = field(default_factory=list)
     done: int = 0
 
     @property
-    def left(self) -> list[Slice]:
+    def left(self) -> list[LoadPiece]:
         """Those that have not come."""
         return self.all[self.done :]
 
     @property
     def copies(self) -> list[Copies]:
-        """All copies, of all sources and all slices that are compiled."""
-        return [copies for slice_ in self.all for copies in (slice_.copies or {}).values()]
+        """All copies, of all sources and all pieces that are compiled."""
+        return [copies for piece in self.all for copies in (piece.copies or {}).values()]
 
     @property
     def transfers(self) -> list[Transfer]:
-        """All transfers, of all slices."""
-        return [transfer for slice_ in self.all for transfer in slice_.transfers]
+        """All transfers, of all pieces."""
+        return [transfer for piece in self.all for transfer in piece.transfers]
 
     @property
     def due(self) -> float:

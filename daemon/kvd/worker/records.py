@@ -18,7 +18,7 @@ from kvd.worker.orders import block_lists
 def record(load: Load, *, engine_id: str, backend: str, geometry: WorkerGeometry) -> TransferRecord:
     """The load of the worker of that engine that has this geometry; of a push `kvd.worker.push.arrival` knows more.
 
-    Bytes, coalesced descriptors and remote ranks are of the slices that were compiled, which are not all where a load
+    Bytes, coalesced descriptors and remote ranks are of the pieces that were compiled, which are not all where a load
     ended before; blocks, groups and descriptors are of all that it was to fill.
     """
     order, pieces, times = load.order, load.pieces, load.times
@@ -33,7 +33,7 @@ def record(load: Load, *, engine_id: str, backend: str, geometry: WorkerGeometry
         "wire": max(0.0, times.ended - times.posted) if times.posted else 0.0,
         **_claim(load),
     }
-    sources = sorted({index for slice_ in pieces.all for index in slice_.copies or ()}) if plan else []
+    sources = sorted({index for piece in pieces.all for index in piece.copies or ()}) if plan else []
     return TransferRecord(
         transfer_id=f"{order.request_id}@{geometry.rank}" + (f"#{order.again + 1}" if order.again else ""),
         request_id=order.request_id,

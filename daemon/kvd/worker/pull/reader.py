@@ -31,7 +31,7 @@ from kvd.worker.peers.followed import FollowedPeer, GiveUp, PeerChanged
 from kvd.worker.peers.held import Evict
 from kvd.worker.peers.probe import Probing, Told
 from kvd.worker.pull.lanes import ReadLanes
-from kvd.worker.pull.slices import apply_plan, hold_back, look, post
+from kvd.worker.pull.pieces import apply_plan, hold_back, look, post
 from kvd.worker.timer_slack import sleep_precisely
 from kvd.worker.watchdog import STUCK_AFTER, Activity, complain
 
@@ -278,8 +278,8 @@ class PullThread:
             return
         if not self._acquire_to_post(load):
             return
-        for slice_ in load.pieces.left:
-            slice_.transfers = []
+        for piece in load.pieces.left:
+            piece.transfers = []
         try:
             lane = self._lanes.open(self._peer)
             with self._activity("posting"):

@@ -136,9 +136,8 @@ class Arrivals:
                 return
         if not cause and not self._windows.possible and arrival.announced:
             done(self._context.session(), arrival.key)
-        arrival.load.pieces.plan = (
-            arrival.plan
-        )  # for its checksums and its record; who refuses a load has none
+        # For its checksums and its record; who refuses a load has none.
+        arrival.load.pieces.plan = arrival.plan
         arrival.load.end(cause)
         try:
             self._context.ends.ended(arrival.load, functools.partial(record_arrival, arrival))

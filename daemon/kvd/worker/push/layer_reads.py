@@ -15,7 +15,7 @@ from kvd.topology.descriptors import Descriptors, concatenate
 from kvd.topology.push import LayerPush, compile_chunk, sendable
 from kvd.topology.transfer_topology import RemoteEngine
 from kvd.wire.push import LayersThere, PushProgress
-from kvd.worker.load import Load, LoadPieces, LoadTimes, Slice
+from kvd.worker.load import Load, LoadPiece, LoadPieces, LoadTimes
 from kvd.worker.orders import block_lists
 from kvd.worker.push.arrival import Arrival, Part
 from kvd.worker.push.sent_blocks import received_blocks
@@ -59,7 +59,7 @@ def layer_read(
         order=replace(order, groups={}, seconds=0.0),
         times=LoadTimes(now),
         deadline=min(arrival.load.deadline, now + seconds),
-        pieces=LoadPieces(arrival.plan, all=[Slice(0, total, {position: Copies(descriptors)})]),
+        pieces=LoadPieces(arrival.plan, all=[LoadPiece(0, total, {position: Copies(descriptors)})]),
         then=lambda load: ended(load, complete),
     )
     arrival.begin_read(read, reached, len(descriptors))

@@ -12,7 +12,7 @@ from kvd.worker.cause import Cause, from_error
 from kvd.worker.load import state_of
 from kvd.worker.peers.held import Evict
 from kvd.worker.push.computed import Computed, Outgoing
-from kvd.worker.push.target import MOST_FLYING, PushTarget, TargetPhase, due, next_piece, readable, written
+from kvd.worker.push.target import MOST_FLYING, PushTarget, TargetPhase, due, next_post, readable, written
 from kvd.worker.push.write_lanes import WriteLanes
 from kvd.worker.staging import Stager
 
@@ -57,17 +57,17 @@ def advance(
 
 def poll(target: PushTarget, outgoing: Outgoing, lanes: WriteLanes) -> None:
     """Look at what is under way."""
-    for piece in list(target.flying):
-        state = state_of(piece.transfer, piece.lane)
+    for post in list(target.flying):
+        state = state_of(post.transfer, post.lane)
         if state is State.FAILED:
-            target.flying.remove(piece)
+            target.flying.remove(post)
             target.dirty = True
             lanes.leave()
-            target.close(Cause(f"{piece.transfer.peer}: {piece.transfer.reason}", "TRANSFER_FAILED"))
+            target.close(Cause(f"{post.transfer.peer}: {post.transfer.reason}", "TRANSFER_FAILED"))
         elif state is State.DONE:
-            target.flying.remove(piece)
-            if piece.epoch == outgoing.epoch(target.key.transfer_id):
-                written(target, piece.layers)
+            target.flying.remove(post)
+            if post.epoch == outgoing.epoch(target.key.transfer_id):
+                written(target, post.layers)
             elif not target.flying:
                 target.lose_posts()
     if target.phase is TargetPhase.SENDING and not target.direct and not target.flying and target.complete:
@@ -133,18 +133,18 @@ def _post(target: PushTarget, computed: Computed, outgoing: Outgoing, lanes: Wri
             break
         target.source = computed.blocks
         try:
-            layers, rows = next_piece(target, computed, ends)
+            layers, rows = next_post(target, computed, ends)
             if not len(rows):
                 target.posted.update(layers)
                 written(target, layers)
                 continue
-            piece = lanes.post(target, rows, layers, computed.epoch)
+            post = lanes.post(target, rows, layers, computed.epoch)
         except TopologyError as error:
             target.close(from_error(error, "its blocks do not fit"))
         except BackendError as error:
             _refused(target, error.message, lanes)
         else:
-            target.flying.append(piece)
+            target.flying.append(post)
             target.posted.update(layers)
             poll(target, outgoing, lanes)
     poll(target, outgoing, lanes)
@@ -153,7 +153,7 @@ def _post(target: PushTarget, computed: Computed, outgoing: Outgoing, lanes: Wri
 def _may_post(target: PushTarget, computed: Computed, outgoing: Outgoing) -> bool:
     """Not from blocks that the request has lost, nor beside what reads those: which lands last is not certain."""
     flying = target.flying
-    if len(flying) >= MOST_FLYING or any(piece.epoch != computed.epoch for piece in flying):
+    if len(flying) >= MOST_FLYING or any(post.epoch != computed.epoch for post in flying):
         return False
     return outgoing.epoch(target.key.transfer_id) == computed.epoch
 

@@ -139,7 +139,7 @@ class Sender:
                 log.exception("push of %s to %s", target.key.transfer_id, self.decoder)
                 self._lanes.leave()
                 target.close(from_error(error, "unexpected error in the sender"))
-        self._lanes.sweep((piece for target in self._open() for piece in target.flying), now)
+        self._lanes.sweep((post for target in self._open() for post in target.flying), now)
         for target in self._live:
             if target.news:
                 self._tell(target)
@@ -167,7 +167,7 @@ class Sender:
         open_ = self._open()
         flying = [target for target in open_ if target.flying]
         if flying or self._behind:
-            last = [piece.transfer.posted for t in flying if t.all_posted for piece in t.flying]
+            last = [post.transfer.posted for t in flying if t.all_posted for post in t.flying]
             if time.monotonic() - max(last, default=-math.inf) < FAST_FOR:
                 return POLL
             return PACE if self._more else POLL_SLOW

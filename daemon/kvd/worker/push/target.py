@@ -228,7 +228,7 @@ def due(target: PushTarget, computed: Computed) -> dict[str, int]:
     return {name: end for name, end in ends.items() if end > target.posted.get(name, 0)}
 
 
-def next_piece(
+def next_post(
     target: PushTarget, computed: Computed, ends: Mapping[str, int]
 ) -> tuple[dict[str, int], Descriptors]:
     """As many of the layers that are due as fit into one post, with what to write. Raises `TopologyError`."""

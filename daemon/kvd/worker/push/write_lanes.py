@@ -90,7 +90,7 @@ class WriteLanes:
     def sweep(self, flying: Iterable[Post], now: float) -> None:
         """Close former lanes on which nothing of ``flying`` is under way."""
         if self._former:
-            used = {id(piece.lane) for piece in flying}
+            used = {id(post.lane) for post in flying}
             over = [lane for lane in self._former if id(lane) not in used]
             self._former = [lane for lane in self._former if id(lane) in used]
             for lane in over:

@@ -107,7 +107,7 @@ def test_only_what_is_missing_is_read_again_on_a_new_lane(rig: Rig, monkeypatch:
     assert len(submitted) == 4 + 2
 
 
-# --- one slice is planned while those before it move ---
+# --- one piece is planned while those before it move ---
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         noted.append("submit")
         return submit(*arguments)
 
-    monkeypatch.setattr("kvd.worker.pull.slices.compile_request", compiling)
+    monkeypatch.setattr("kvd.worker.pull.pieces.compile_request", compiling)
     monkeypatch.setattr(MemoryLane, "submit", submitting)
     return noted
 
@@ -206,7 +206,7 @@ def test_an_error_that_nobody_foresaw_in_a_later_slice_costs_that_load_alone(
             raise ValueError("a fault of planning")
         return compile_request(plan, local, *rest, **more)
 
-    monkeypatch.setattr("kvd.worker.pull.slices.compile_request", compiling)
+    monkeypatch.setattr("kvd.worker.pull.pieces.compile_request", compiling)
     rig.faults.hold = {0}
     rig.start(order(prefill(((9,),), tokens=4), (9,), request_id="other"), order(REMOTE, (1, 2, 3, 4)))
     results = rig.results(2)

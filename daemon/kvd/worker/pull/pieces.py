@@ -1,4 +1,4 @@
-"""How a load is read: cut into slices, compiled, posted on a lane and polled; what a forced miss leaves out of it."""
+"""How a load is read: cut into pieces, compiled, posted on a lane and polled; what a forced miss leaves out of it."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ from kvd.geometry.model import WorkerGeometry
 from kvd.topology.compile import compile_plan
 from kvd.topology.copies import Copies, compile_blocks, compile_request
 from kvd.topology.descriptors import Descriptors, concatenate
-from kvd.topology.pieces import cut, piece
+from kvd.topology.pieces import cut
+from kvd.topology.pieces import piece as blocks_of
 from kvd.topology.plan import Plan, plan_layers
-from kvd.worker.load import Load, Slice, state_of, submitted
+from kvd.worker.load import Load, LoadPiece, state_of, submitted
 from kvd.worker.orders import Fault, block_lists
 
 
 def apply_plan(load: Load, plan: Plan, traits: Traits, *, piece_bytes: int) -> None:
-    """Cut the load into slices and compile the first one; `post` compiles the others.
+    """Cut the load into pieces and compile the first one; `post` compiles the others.
 
-    There is a slice for every ``piece_bytes``, or for so many more as make a piece worth while to the backend (`cut`).
-    Raises `TopologyError` where the blocks of the first slice do not fit.
+    There is a piece for every ``piece_bytes``, or for so many more as make one worth while to the backend (`cut`).
+    Raises `TopologyError` where the blocks of the first piece do not fit.
     """
     began = time.monotonic()
     order, pieces, times = load.order, load.pieces, load.times
     pieces.local, pieces.remote = block_lists(order.groups), order.prefill.block_lists()
     ends = cut(plan, pieces.local, tokens=order.tokens, least=max(piece_bytes, traits.least_piece))
-    pieces.all = [Slice(begin, end) for begin, end in zip((0, *ends), ends, strict=False)]
+    pieces.all = [LoadPiece(begin, end) for begin, end in zip((0, *ends), ends, strict=False)]
     _compiled(load, pieces.all[0], plan, traits)
     pieces.plan = plan
     times.planned = time.monotonic()
@@ -34,48 +35,48 @@ def apply_plan(load: Load, plan: Plan, traits: Traits, *, piece_bytes: int) -> N
 
 
 def post(load: Load, lane: Lane, plan: Plan, traits: Traits) -> None:
-    """Submit all transfers of the load on a lane, slice after slice; slices that have come already have none.
+    """Submit all transfers of the load on a lane, piece after piece; pieces that have come already have none.
 
-    A slice that was not compiled before is now, while the bytes of those before it move.
+    A piece that was not compiled before is now, while the bytes of those before it move.
 
-    Raises `BackendError`, and `TopologyError` where the blocks of a slice do not fit; what was posted before that
-    stands in the slices' ``transfers``.
+    Raises `BackendError`, and `TopologyError` where the blocks of a piece do not fit; what was posted before that
+    stands in the pieces' ``transfers``.
     """
     load.times.posting = time.monotonic()
-    for slice_ in load.pieces.left:
-        for index, copies in _compiled(load, slice_, plan, traits).items():
+    for piece in load.pieces.left:
+        for index, copies in _compiled(load, piece, plan, traits).items():
             begun = time.monotonic()
             for transfer in submitted(lane, str(plan.remote_ranks[index]), copies):
-                slice_.transfers.append(transfer)
+                piece.transfers.append(transfer)
                 load.times.preparing_seconds += max(0.0, transfer.posted - begun)
                 begun = time.monotonic()
     load.times.posted = time.monotonic()
 
 
-def _compiled(load: Load, slice_: Slice, plan: Plan, traits: Traits) -> dict[int, Copies]:
-    """What a slice copies, with a selection where the backend is good at it; kept, so a new lane costs no plan."""
-    if slice_.copies is None:
+def _compiled(load: Load, piece: LoadPiece, plan: Plan, traits: Traits) -> dict[int, Copies]:
+    """What a piece copies, with a selection where the backend is good at it; kept, so a new lane costs no plan."""
+    if piece.copies is None:
         tokens, blocks, remote = load.order.tokens, load.pieces.local, load.pieces.remote
         if len(load.pieces.all) > 1:
-            blocks = piece(plan, blocks, begin=slice_.begin, end=slice_.end, tokens=tokens)
+            blocks = blocks_of(plan, blocks, begin=piece.begin, end=piece.end, tokens=tokens)
         if traits.block_lists:
-            slice_.copies = compile_blocks(plan, blocks, remote, tokens=tokens)
+            piece.copies = compile_blocks(plan, blocks, remote, tokens=tokens)
         elif traits.strided_lists:
-            slice_.copies = compile_request(plan, blocks, remote, tokens=tokens)
+            piece.copies = compile_request(plan, blocks, remote, tokens=tokens)
         else:
             found = compile_plan(plan, blocks, remote, tokens=tokens)
-            slice_.copies = {index: Copies(descriptors) for index, descriptors in found.items()}
-    return slice_.copies
+            piece.copies = {index: Copies(descriptors) for index, descriptors in found.items()}
+    return piece.copies
 
 
 def look(load: Load, lane: Lane) -> tuple[State, str]:
     """Poll all transfers: FAILED with a reason as soon as one failed, DONE when all are.
 
-    Counts the slices that came. What comes after the deadline may not be used: its lease may have ended.
+    Counts the pieces that came. What comes after the deadline may not be used: its lease may have ended.
     """
     waiting, failed = False, ""
-    for slice_ in load.pieces.left:
-        for transfer in slice_.transfers:
+    for piece in load.pieces.left:
+        for transfer in piece.transfers:
             state = state_of(transfer, lane)
             if state is State.FAILED:
                 failed = failed or f"{transfer.peer}: {transfer.reason}"
@@ -94,24 +95,24 @@ def hold_back(
     siblings: Sequence[WorkerGeometry],
     remotes: Sequence[WorkerGeometry],
 ) -> None:
-    """Leave out of a planned load what is not to arrive: the named layers, else the second half of its slices.
+    """Leave out of a planned load what is not to arrive: the named layers, else the second half of its pieces.
 
-    Of a single slice it is the second half of the copies: the first slice of a planned load is compiled.
-    An empty slice at the end stands for what is missing, so that the load is never whole.
+    Of a single piece it is the second half of the copies: the first piece of a planned load is compiled.
+    An empty piece at the end stands for what is missing, so that the load is never whole.
 
     Raises `TopologyError` where the blocks do not fit.
     """
     missing, order, pieces = fault.withheld(local), load.order, load.pieces
     if not missing and len(pieces.all) > 1:
         kept = pieces.all[: len(pieces.all) // 2]
-        pieces.all = [*kept, Slice(kept[-1].end, order.tokens, {})]
+        pieces.all = [*kept, LoadPiece(kept[-1].end, order.tokens, {})]
         return
-    rest = Slice(order.computed, order.tokens, {})
+    rest = LoadPiece(order.computed, order.tokens, {})
     if not missing:
         halves = {
             source: Copies(_first_half(copies)) for source, copies in (pieces.all[0].copies or {}).items()
         }
-        pieces.all = [Slice(0, order.computed, halves), rest]
+        pieces.all = [LoadPiece(0, order.computed, halves), rest]
         return
     blocks, theirs = block_lists(order.groups), order.prefill.block_lists()
     parts: dict[int, list[Descriptors]] = {}
@@ -120,7 +121,7 @@ def hold_back(
             for source, rows in compile_plan(plan, blocks, theirs, tokens=order.tokens).items():
                 parts.setdefault(source, []).append(rows)
     pieces.all = [
-        Slice(0, order.computed, {source: Copies(concatenate(rows)) for source, rows in parts.items()}),
+        LoadPiece(0, order.computed, {source: Copies(concatenate(rows)) for source, rows in parts.items()}),
         rest,
     ]
 
