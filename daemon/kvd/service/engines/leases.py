@@ -41,6 +41,7 @@ from kvd.wire.registration import OpenLease
 MAX_HELD = 131_072
 """Most readers of one claimant on all leases: 64 decoders of a host with 2,048 requests each."""
 
+OpenLeases = tuple[OpenLease, ...]
 Send = Callable[[bytes, Message], None]
 Ask = Callable[[bytes, Message, float], Awaitable[Message]]
 
@@ -68,12 +69,24 @@ class LeaseTable:
         self.on_opened: Callable[[LeaseEntry], None] = lambda _lease: None
         self.on_ended: Callable[[LeaseName], None] = lambda _name: None
 
-    def open(self, owner: Client, leases: tuple[OpenLease, ...], *, held: bool = False) -> None:
+    def open(self, owner: Client, leases: OpenLeases) -> None:
         """The owner opened leases, or says again how long they last. Raises `RequestRefused` for more than may be.
 
-        ``held``: its registration had no room for them, so they count as if they had been listed there.
         One that has ended stays so: this was sent before its owner knew, and the blocks are free by now.
         """
+        leases, new = self._admitted(owner, leases)
+        engine_id = owner.engine.engine_id
+        self._outcomes.opened(engine_id, new, time.monotonic())
+        for lease in leases:
+            self._take_over((engine_id, lease.request_id))
+            self._hold(owner, lease)
+
+    def open_held(self, owner: Client, leases: OpenLeases) -> None:
+        """The same of leases for which its registration had no room: they count as if they had been listed there."""
+        self._present(owner, self._admitted(owner, leases)[0])
+
+    def _admitted(self, owner: Client, leases: OpenLeases) -> tuple[OpenLeases, list[str]]:
+        """Those that have not ended, and the ids of the new ones. Raises `RequestRefused` for more than may be."""
         engine_id = owner.engine.engine_id
         leases = tuple(lease for lease in leases if not self._has_ended(owner, lease))
         new = [lease.request_id for lease in leases if (engine_id, lease.request_id) not in self.table]
@@ -83,15 +96,9 @@ class LeaseTable:
                 f"{owner.name} opens {len(new)} leases: {full}",
                 hint="the router may send more prompts to prefill than decoders take: see `kvctl doctor`",
             )
-        if held:
-            self._present(owner, leases)
-            return
-        self._outcomes.opened(engine_id, new, time.monotonic())
-        for lease in leases:
-            self._take_over((engine_id, lease.request_id))
-            self._hold(owner, lease)
+        return leases, new
 
-    def present(self, owner: Client, leases: tuple[OpenLease, ...], *, complete: bool = True) -> None:
+    def present(self, owner: Client, leases: OpenLeases, *, complete: bool = True) -> None:
         """The owner registered (again), and lists what it holds.
 
         Where the list is ``complete``, what ended here while it was away ends there now. Else what is not listed stays
@@ -115,7 +122,7 @@ class LeaseTable:
             self._presented[engine_id] = {n: PresentedLease(owner, x.lease, x.at) for n, x in same.items()}
         self._present(owner, leases)
 
-    def _present(self, owner: Client, leases: tuple[OpenLease, ...]) -> None:
+    def _present(self, owner: Client, leases: OpenLeases) -> None:
         engine_id, at = owner.engine.engine_id, time.monotonic()
         waiting = self._presented.pop(engine_id, {})
         waiting.update((lease.request_id, PresentedLease(owner, lease, at)) for lease in leases)

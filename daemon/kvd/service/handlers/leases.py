@@ -25,7 +25,8 @@ from kvd.wire.reply import Ok
 def lease_opened(daemon: Daemon, caller: Caller, message: LeaseOpened) -> Ok:
     """A scheduler keeps blocks. Raises `RequestRefused` for anyone else."""
     owner = scheduler_of(daemon, caller, message.engine_id)
-    daemon.leases.open(owner, message.leases, held=message.held)
+    opened = daemon.leases.open_held if message.held else daemon.leases.open
+    opened(owner, message.leases)
     return Ok()
 
 

@@ -102,16 +102,17 @@ def run(work: Callable[[Table], Awaitable[None]]) -> None:
 
 
 @pytest.mark.parametrize("end", [released, expired, closed, not_extended])
-@pytest.mark.parametrize("held", [False, True])
+@pytest.mark.parametrize("opening", [LeaseTable.open, LeaseTable.open_held])
 def test_an_opening_that_comes_after_the_end_opens_nothing(
-    end: Callable[[Table], Awaitable[None]], held: bool
+    end: Callable[[Table], Awaitable[None]],
+    opening: Callable[[LeaseTable, Client, tuple[OpenLease, ...]], None],
 ) -> None:
     """Its owner has freed the blocks: who claimed that lease would read what other requests write there."""
 
     async def work(table: Table) -> None:
         await end(table)
         table.told.clear()
-        table.leases.open(owner(), (FIRST,), held=held)
+        opening(table.leases, owner(), (FIRST,))
         assert not table.leases.table
         assert table.leases.count("p") == 0
         assert [one.opening for one in table.told] == [1], "the owner is told again"

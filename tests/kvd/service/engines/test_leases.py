@@ -213,7 +213,7 @@ def test_a_registration_that_has_no_room_for_all_ends_no_lease_that_it_does_not_
         table.leases.present(back, (OpenLease("1", 60.0),), complete=False)
         assert table.leases.count("q") == 6
         assert table.leases.table["q", "5"].owner is back, "it is asked for more where it is now"
-        table.leases.open(back, (OpenLease("5", 60.0), OpenLease("6", 60.0)), held=True)
+        table.leases.open_held(back, (OpenLease("5", 60.0), OpenLease("6", 60.0)))
         assert table.leases.count("q") == 7
         table.leases.release(LeaseRelease(key=key, reader="other"), host(1))
         assert ("q", "5") in table.leases.table, "the first one still reads"
