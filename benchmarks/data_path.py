@@ -46,10 +46,11 @@ from typing import Any
 
 import numpy as np
 
-from kvctl.bench.cases import FRAGMENTATIONS, MovedRequest, blocks_needed, requests
+from kvctl.bench.cases import MovedRequest, blocks_needed, requests
 from kvctl.bench.memory import Memory, anonymous, place, with_blocks
 from kvctl.bench.moving import pause, uncoalesced
 from kvctl.bench.pattern import clear, fill, first_difference
+from kvctl.commands.measuring.benchmark import FRAGMENTATIONS
 from kvctl.engines.sources import planned
 from kvd.backends.contract import Backend, Lane, State, Transfer, takes_selections, traits_of
 from kvd.backends.direct.memfd import memfd

@@ -35,7 +35,6 @@ def loaded(rig: Rig) -> HeldPeer:
 
 
 def test_a_lane_is_held_until_the_order_comes_and_made_again_by_the_next_load(rig: Rig) -> None:
-    assert told(rig) == ()
     held = loaded(rig)
     assert (held.engine_id, held.use, held.lanes, held.stuck) == ("p", "reads", 1, 0)
     assert told(rig, DropPeer(engine_id="another")) == (held,)
