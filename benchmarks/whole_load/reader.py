@@ -100,8 +100,9 @@ class Reader:
         # What a staged lane has mapped of a peer on its host is read by the device a while later, or never.
         peers = getattr(thread._lanes.now, "_peers", {}).values()  # noqa: SLF001
         near = [peer.near for peer in peers if getattr(peer, "near", None) is not None]
-        while any(one.registering for one in near) and time.monotonic() < until:
-            time.sleep(0.01)
+        for registering in [one._pins._thread for one in near]:  # noqa: SLF001
+            if registering is not None:
+                registering.join(max(0.0, until - time.monotonic()))
         return {
             "register_s": registered - began,
             "connect_s": connected - registered,
