@@ -121,11 +121,25 @@ class DnsSettings(_Section, frozen=True):
     every_seconds: Seconds = 5.0
 
 
+class EtcdSettings(_Section, frozen=True):
+    """Servers of etcd by their URLs, and where in it the hosts of this fleet stand. ``host`` empty: this kvd's id."""
+
+    endpoints: tuple[str, ...] = ()
+    cluster: str = "default"
+    host: str = ""
+    ca_file: str = ""
+    cert_file: str = ""
+    key_file: str = ""
+    user: str = ""
+    password_file: str = ""
+
+
 class MembershipSettings(_Section, frozen=True):
     """From where kvd learns which other kvds there are, besides ``peer.connect``. A source lets no key in."""
 
-    source: Literal["static", "dns"] = "static"
+    source: Literal["static", "dns", "etcd"] = "static"
     dns: DnsSettings = DnsSettings()
+    etcd: EtcdSettings = EtcdSettings()
 
 
 class Config(_Section, frozen=True):

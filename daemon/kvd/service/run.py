@@ -202,7 +202,15 @@ async def _running(
             ledger.watch(), _prepare(daemon), give_back(daemon.counters),
         ]  # fmt: skip
         work += [key_changes.follow(daemon, keys)] if keys is not None else []
-        me = sources.Ourselves(bound.at or ("", 0), daemon.links.dialler.resolver)
+        key = keys.public.decode() if keys is not None else ""
+        me = sources.Ourselves(
+            bound.at or ("", 0),
+            myself.endpoint,
+            myself.kvd_id,
+            myself.generation,
+            key,
+            daemon.links.dialler.resolver,
+        )
         work.append(daemon.members.run(sources.source_of(config, me)))
         tasks = [asyncio.get_running_loop().create_task(w) for w in work]
         stack.push_async_callback(_cancel, tasks)

@@ -1,31 +1,35 @@
 """The one place that knows which other kvds are members, from whom, and why each still is one.
 
 A source says which kvds to link to. It never says that one is dead: a member that a source does not name any more stays
-while its link works, and is forgotten once a full answer lacks it and its link is down.
+while its link works. It is forgotten once full answers have lacked it, and its link was down, for some seconds.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 from typing import Any, Protocol
 
 from kvd.service.background_tasks import BackgroundTasks
 from kvd.service.membership.told import (
     MOST_MEMBERS,
+    Kind,
+    Lines,
     ToldHost,
-    Warnings,
     another_key,
     refused,
     shortly,
 )
 from kvd.service.peers.discovery import LOOK_SECONDS, WRITTEN_DOWN, Looking
 from kvd.service.peers.links import PeerLinks
+from kvd.service.slices import paced
 from kvd.wire.identity import Endpoint
 from kvd.wire.query import Membership
 
@@ -33,6 +37,8 @@ log = logging.getLogger(__name__)
 
 CHECK_SECONDS = 1.0
 """How often it is looked which members that vanished have a link that is down, and which keys changed."""
+FORGET_SECONDS = 10.0
+"""How long a member must be missing from the source's answers, with its link down, until it is forgotten."""
 AGAIN_SECONDS = 2.0
 """Pause after an error that nobody thought of, in a source or in the look at one member."""
 LOOKS_A_SECOND = 512
@@ -44,13 +50,16 @@ Discover = Callable[[Endpoint, Looking], Coroutine[Any, Any, None]]
 class Taker(Protocol):
     """What a source tells to."""
 
-    def take(self, hosts: Iterable[ToldHost], *, full: bool = True) -> None:
-        """All that the source names now; ``full``: who is not among them is not there."""
+    def take(self, hosts: Iterable[ToldHost], *, full: bool = True, trouble: str = "") -> None:
+        """All that the source names now; ``full``: who is not among them is not there.
+
+        ``trouble``: it cannot be told where this kvd is, so it counts as away.
+        """
 
     def away(self, reason: str) -> None:
         """The source does not answer. All that is known stays."""
 
-    def wrong(self, what: str) -> None:
+    def wrong(self, what: str, kind: Kind = "value") -> None:
         """The source says something that is no kvd."""
 
 
@@ -89,10 +98,14 @@ class Members:
         self._other_key: dict[Endpoint, str] = {}
         """Who is not linked since the source tells another key than is expected, with that key."""
         self._full = False
-        self._ours: dict[Endpoint, None] = {}
+        self._ours: set[Endpoint] = set()
+        self._refused: set[Endpoint] = set()
+        self._taken = asyncio.Event()
+        self._missing: dict[Endpoint, float] = {}
+        """Who vanished with a link that is down, and since when."""
         self._ending = BackgroundTasks()
-        self._warnings = Warnings(counters)
-        self._looking = Looking(False, self._warn, self._pause)
+        self._lines = Lines(counters)
+        self._looking = Looking(False, partial(self._warn, "trust"), self._pause)
 
     # --- what is known ---
 
@@ -115,21 +128,22 @@ class Members:
 
     # --- what the source tells ---
 
-    def take(self, hosts: Iterable[ToldHost], *, full: bool = True) -> None:
+    def take(self, hosts: Iterable[ToldHost], *, full: bool = True, trouble: str = "") -> None:
         """All that the source names now. Who was named before, and is not now, stays until its link is down."""
         told: dict[Endpoint, list[ToldHost]] = {} if full else dict(self._told)
         for endpoint, same in groupby(sorted(hosts, key=_in_order), key=_place):
             told[endpoint] = list(same)
         if len(told) > MOST_MEMBERS:
-            self._warn(f"{len(told)} kvds are named, of which {MOST_MEMBERS} count")
+            self._warn("many", f"{len(told)} kvds are named, of which {MOST_MEMBERS} count")
             first = sorted(told, key=lambda one: one not in self._joined)  # who is linked stays
             told = {one: told[one] for one in first[:MOST_MEMBERS]}
         self._told, self._full = told, full
-        self._ours = {one: None for one in self._ours if one in told}
+        self._ours = {one for one in self._ours if one in told}
+        self._refused.clear()
         self._counters["membership.answers"] += 1
-        if self.state.change("known"):
+        if self.state.change("away" if trouble else "known", trouble) and not trouble:
             log.info("membership: %s names %d kvds", self.source, len(told))
-        self.look()
+        self._taken.set()
 
     def away(self, reason: str) -> None:
         """The source does not answer. All that is known stays."""
@@ -139,10 +153,10 @@ class Members:
                 "membership: %s is away, and what is known of other kvds stays: %s", self.source, reason
             )
 
-    def wrong(self, what: str) -> None:
+    def wrong(self, what: str, kind: Kind = "value") -> None:
         """The source says something that is no kvd."""
         self._counters["membership.refused"] += 1
-        self._warn(what)
+        self._warn(kind, what)
 
     # --- who is a member ---
 
@@ -163,52 +177,70 @@ class Members:
             await asyncio.gather(*self._joined.values(), return_exceptions=True)
             await self._ending.close()
 
-    def look(self) -> None:
-        """Link whom the source names and may be linked, and forget whom it does not and whose link is down."""
-        self._other_key = {}
-        for endpoint, hosts in self._told.items():
-            if endpoint in self._joined:
-                if self._links.leads_here(endpoint):
-                    self._leave(endpoint, "it is this kvd itself")
-                    self._ours[endpoint] = None
-                else:
-                    self._keys_agree(endpoint, hosts)
-            elif endpoint != self._here and endpoint not in self._ours and self._may_join(endpoint, hosts):
-                self._join(endpoint, self._looking)
-        if self._full:
-            for endpoint in self.vanished:
-                if not self._links.up(endpoint):
-                    self._leave(endpoint, f"{self.source} does not name it any more, and its link is down")
+    async def look(self) -> None:
+        """Link whom the source names and may be linked, and forget whom it does not and whose link is down.
 
-    def _may_join(self, endpoint: Endpoint, hosts: list[ToldHost]) -> bool:
-        if why := refused(endpoint, self._here, self._links.expected(endpoint)):
-            self._warn(f"the kvd at {endpoint} is not linked: {why}")
+        A source may name thousands, so others get their turns meanwhile.
+        """
+        other_key: dict[Endpoint, str] = {}
+        async for endpoint in paced(list(self._told)):
+            self._look_at(endpoint, other_key)
+        self._other_key = other_key
+        self._forget()
+
+    def _forget(self) -> None:
+        """Forget who vanished and whose link is down, both for some time: a source gets back data that it lost."""
+        now, before = time.monotonic(), self._missing
+        lost = [one for one in self.vanished if self._full and not self._links.up(one)]
+        self._missing = {one: before.get(one, now) for one in lost}
+        for endpoint, since in list(self._missing.items()):
+            if now - since >= FORGET_SECONDS:
+                self._leave(endpoint, f"{self.source} does not name it any more, and its link is down")
+
+    def _look_at(self, endpoint: Endpoint, other_key: dict[Endpoint, str]) -> None:
+        if endpoint == self._here or endpoint in self._ours or (hosts := self._told.get(endpoint)) is None:
+            return
+        if endpoint in self._joined:
+            if self._links.leads_here(endpoint):
+                self._leave(endpoint, "it is this kvd itself")
+                self._ours.add(endpoint)
+                return
+        elif not self._may_join(endpoint):
+            return
+        if (other := self._another_key(endpoint, hosts)) is not None:
+            other_key[endpoint] = other  # who is linked stays: a source ends no link
+        elif endpoint not in self._joined:
+            self._join(endpoint, self._looking)
+
+    def _may_join(self, endpoint: Endpoint) -> bool:
+        if endpoint in self._refused:
             return False
-        if not self._keys_agree(endpoint, hosts):
+        if why := refused(endpoint, self._here, self._links.expected(endpoint)):
+            self._refused.add(endpoint)
+            self._warn("place", f"the kvd at {endpoint} is not linked: {why}")
             return False
         if len(self._joined) >= MOST_MEMBERS + len(self._links.written):
-            self._warn(f"{MOST_MEMBERS} kvds are linked; further ones are left out")
+            self._warn("many", f"{MOST_MEMBERS} kvds are linked; further ones are left out")
             return False
         return True
 
-    def _keys_agree(self, endpoint: Endpoint, hosts: list[ToldHost]) -> bool:
-        """Whether what the source tells of a host's key is what is expected here. It only ever keeps a host out."""
+    def _another_key(self, endpoint: Endpoint, hosts: list[ToldHost]) -> str | None:
+        """The key that the source tells of a host, where another one is expected here. It only keeps hosts out."""
         expected = self._links.expected(endpoint)
-        if (other := another_key(hosts, expected)) is None:
-            return True
-        self._other_key[endpoint] = other
-        told, ours = (shortly(key) if key else "no key" for key in (other, expected or ""))
-        self._warn(
-            f"the kvd at {endpoint} has {told} as it says there, and {ours} is expected here: see kvctl keys"
-        )
-        return False
+        if (other := another_key(hosts, expected)) is not None:
+            told, ours = (shortly(key) if key else "no key" for key in (other, expected or ""))
+            self._warn(
+                "key",
+                f"the kvd at {endpoint} has {told} as it says there, and {ours} is expected here: see kvctl keys",
+            )
+        return other
 
     def _join(self, endpoint: Endpoint, looking: Looking) -> None:
         self._links.kept.add(endpoint)
         self._joined[endpoint] = asyncio.get_running_loop().create_task(self._stay(endpoint, looking))
         self._counters["membership.joined"] += 1
         if looking is not WRITTEN_DOWN:
-            log.info("membership: %s names the kvd at %s", self.source, endpoint)
+            self._lines.tell("joined", f"membership: {self.source} names the kvd at {endpoint}")
 
     def _leave(self, endpoint: Endpoint, why: str) -> None:
         self._joined.pop(endpoint).cancel()
@@ -216,7 +248,7 @@ class Members:
             self._links.kept.discard(endpoint)
             self._ending.begin(self._links.let_go(endpoint))
         self._counters["membership.forgotten"] += 1
-        log.info("membership: the kvd at %s is forgotten: %s", endpoint, why)
+        self._lines.tell("forgotten", f"membership: the kvd at {endpoint} is forgotten: {why}")
 
     async def _stay(self, endpoint: Endpoint, looking: Looking) -> None:
         while True:
@@ -239,11 +271,14 @@ class Members:
 
     async def _check(self) -> None:
         while True:
-            await asyncio.sleep(CHECK_SECONDS)
-            self.look()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CHECK_SECONDS):
+                    await self._taken.wait()
+            self._taken.clear()
+            await self.look()
 
-    def _warn(self, text: str) -> None:
-        self._warnings.warn(f"membership: {self.source}: {text}")
+    def _warn(self, kind: Kind, text: str) -> None:
+        self._lines.warn(kind, f"membership: {self.source}: {text}")
 
     def _pause(self) -> float:
         return LOOK_SECONDS * max(1.0, len(self._joined) / LOOKS_A_SECOND)

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from kvd.addresses import is_loopback, join_address, split_address
 from kvd.shown import brief, cut, escaped
@@ -21,9 +22,11 @@ MOST_MEMBERS = 4096
 LONGEST_HOST = 255
 _HOST = re.compile(r"[A-Za-z0-9._:%-]+")
 """Of a name or an address; with nothing in it that a terminal or a log would obey."""
-MOST_WARNINGS = 32
-WARNINGS_SECONDS = 60.0
-"""So many lines in so many seconds tell of what a source says. Further ones are counted."""
+MOST_LINES = 32
+LINES_SECONDS = 60.0
+"""So many lines of one kind in so many seconds tell of what a source says. Further ones are counted."""
+Kind = Literal["value", "name", "place", "key", "trust", "many", "joined", "forgotten"]
+"""What a line is about: a value, our own name, a place, a key, that none is trusted, the number, who came and went."""
 LONGEST_SHOWN = 80
 
 
@@ -96,27 +99,32 @@ def another_key(told: Iterable[ToldHost], expected: str | None) -> str | None:
 
 
 @dataclass(slots=True)
-class Warnings:
-    """Tells the log what is wrong with what a source says: each thing once, and few things in a minute."""
+class Lines:
+    """Tells the log what is wrong with what a source says: each thing once, and few things of a kind in a minute."""
 
     counters: Counter[str]
     say: Callable[[str], None] = log.warning
     _since: float = 0.0
-    _left: int = MOST_WARNINGS
+    _count: Counter[Kind] = field(default_factory=Counter)
     _said: dict[str, None] = field(default_factory=dict)
 
-    def warn(self, text: str) -> None:
-        """Say it, unless it was said before or too much was."""
-        now = time.monotonic()
-        if now - self._since > WARNINGS_SECONDS:
-            self._since, self._left = now, MOST_WARNINGS
+    def warn(self, kind: Kind, text: str) -> None:
+        """Say it as a warning, unless it was said before."""
         if text in self._said:
             return
-        if not self._left:
-            self.counters["membership.warnings_dropped"] += 1
-            return
-        self._left -= 1
         self._said[text] = None
         while len(self._said) > MOST_MEMBERS:
             del self._said[next(iter(self._said))]
-        self.say(escaped(brief(text)))
+        self.tell(kind, text, self.say)
+
+    def tell(self, kind: Kind, text: str, say: Callable[[str], None] = log.info) -> None:
+        """Say it, unless too much of that kind was said."""
+        now = time.monotonic()
+        if now - self._since > LINES_SECONDS:
+            self._since = now
+            self._count.clear()
+        if self._count[kind] >= MOST_LINES:
+            self.counters["membership.lines_dropped"] += 1
+            return
+        self._count[kind] += 1
+        say(escaped(brief(text)))

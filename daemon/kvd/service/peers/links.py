@@ -23,6 +23,8 @@ from kvd.wire.handshake import Ping
 from kvd.wire.identity import Endpoint
 from kvd.wire.query import PeerRow
 
+MOST_UNTRUSTED = 256
+"""Rows of those that are to be linked and not trusted, for operators; a gauge counts all."""
 CANDIDATES = 64
 """Links that are looked at for one that gives way."""
 IDLE_SECONDS = 120.0
@@ -128,7 +130,10 @@ class PeerLinks:
 
     def rows(self) -> tuple[PeerRow, ...]:
         """All links as operators see them, and who is to be linked and not trusted."""
-        return (*(link.row() for link in self.links.values()), *map(self._untrusted_row, self.untrusted))
+        return (
+            *(link.row() for link in self.links.values()),
+            *map(self._untrusted_row, self.untrusted[:MOST_UNTRUSTED]),
+        )
 
     @property
     def untrusted(self) -> list[Endpoint]:

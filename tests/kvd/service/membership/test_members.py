@@ -79,6 +79,7 @@ def played(play: Callable[[Fleet], object], source: str = "etcd") -> Fleet:
         result = play(fleet)
         if asyncio.iscoroutine(result):
             await result
+        await fleet.members.look()
         await turns()
         seen = dict(fleet.looked)
         running = asyncio.create_task(fleet.members.run(None))
@@ -99,16 +100,23 @@ def test_whom_the_source_names_is_linked_and_looked_at_but_not_preferred() -> No
     assert not any(looking.preferred for looking in fleet.looked.values())
 
 
-def test_who_vanished_stays_while_its_link_works_and_is_forgotten_when_it_is_down() -> None:
+def test_who_vanished_stays_while_its_link_works_and_is_forgotten_when_it_is_down(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def play(fleet: Fleet) -> None:
         fleet.members.take(told(A, B, C))
+        await fleet.members.look()
         fleet.links.working |= {A, B}
         fleet.members.take(told(C))
+        await fleet.members.look()
         await turns()
         assert set(fleet.looked) == {A, B, C}
         assert fleet.members.vanished == [A, B]
         fleet.links.working.discard(A)
-        fleet.members.look()
+        await fleet.members.look()
+        assert A in fleet.looked, "a source that lost its data has some seconds to get them back"
+        monkeypatch.setattr(module, "FORGET_SECONDS", 0.0)
+        await fleet.members.look()
         await turns()
 
     fleet = played(play)
@@ -120,13 +128,15 @@ def test_who_vanished_stays_while_its_link_works_and_is_forgotten_when_it_is_dow
 def test_a_source_that_is_away_changes_nothing_though_links_are_down() -> None:
     async def play(fleet: Fleet) -> None:
         fleet.members.take(told(A, B))
+        await fleet.members.look()
         fleet.members.away("no answer")
         fleet.members.away("no answer still")
-        fleet.members.look()
+        await fleet.members.look()
         await turns()
         row = fleet.members.row()
         assert (row.state, row.reason, row.members) == ("away", "no answer still", 2)
         fleet.members.take(told(A, B))
+        await fleet.members.look()
         assert (fleet.members.row().state, fleet.members.row().reason) == ("known", "")
 
     fleet = played(play)
@@ -137,8 +147,9 @@ def test_a_source_that_is_away_changes_nothing_though_links_are_down() -> None:
 def test_an_answer_that_is_not_full_makes_nobody_vanish() -> None:
     async def play(fleet: Fleet) -> None:
         fleet.members.take(told(A, B))
+        await fleet.members.look()
         fleet.members.take(told(C), full=False)
-        fleet.members.look()
+        await fleet.members.look()
 
     assert set(played(play).looked) == {A, B, C}
 
@@ -149,7 +160,7 @@ def test_whom_the_operator_wrote_down_is_a_member_whatever_the_source_says() -> 
         running = asyncio.create_task(fleet.members.run(None))
         await turns()
         fleet.members.take(told(B))
-        fleet.members.look()
+        await fleet.members.look()
         await turns()
         assert fleet.looked[A] is WRITTEN_DOWN
         assert set(fleet.looked) == {A, B}
@@ -168,9 +179,11 @@ def test_another_key_than_is_expected_keeps_a_host_out_until_they_agree(
         fleet.links.keys = {A: "expected-key"}
         for _ in range(3):
             fleet.members.take(told(A, key="told-\x1b[31mkey"))
+            await fleet.members.look()
         assert fleet.members.row().other_key == 1
         assert fleet.links.kept == set()
         fleet.members.take(told(A, key="expected-key"))
+        await fleet.members.look()
 
     fleet = played(play)
     assert set(fleet.looked) == {A}
@@ -183,7 +196,9 @@ def test_another_key_than_is_expected_keeps_a_host_out_until_they_agree(
 def test_a_lie_about_the_key_of_a_host_that_is_linked_ends_nothing() -> None:
     async def play(fleet: Fleet) -> None:
         fleet.members.take(told(A, key="key"))
+        await fleet.members.look()
         fleet.members.take(told(A, key="a lie"))
+        await fleet.members.look()
         assert fleet.members.row().other_key == 1
 
     assert set(played(play).looked) == {A}
@@ -192,9 +207,11 @@ def test_a_lie_about_the_key_of_a_host_that_is_linked_ends_nothing() -> None:
 def test_this_kvd_under_another_address_is_no_member() -> None:
     async def play(fleet: Fleet) -> None:
         fleet.members.take(told(A, B))
+        await fleet.members.look()
         fleet.links.ours.add(A)
-        fleet.members.look()
+        await fleet.members.look()
         fleet.members.take(told(A, B))
+        await fleet.members.look()
 
     fleet = played(play)
     assert set(fleet.looked) == {B}
@@ -207,8 +224,10 @@ def test_five_thousand_hosts_are_cut_and_those_that_are_linked_stay() -> None:
     async def play(fleet: Fleet) -> None:
         last = max(many, key=lambda one: (one.host, one.port))
         fleet.members.take(told(last))
+        await fleet.members.look()
         began = time.monotonic()
         fleet.members.take(told(*many))
+        await fleet.members.look()
         took = time.monotonic() - began
         assert took < 1.0
         assert last in fleet.links.kept

@@ -7,10 +7,10 @@ from collections import Counter
 import pytest
 
 from kvd.service.membership.told import (
-    MOST_WARNINGS,
+    MOST_LINES,
+    Lines,
     ToldHost,
     Untold,
-    Warnings,
     another_key,
     place,
     refused,
@@ -83,11 +83,13 @@ def test_a_told_key_is_compared_and_never_taken() -> None:
 def test_each_thing_is_said_once_and_few_in_a_minute() -> None:
     said: list[str] = []
     counters: Counter[str] = Counter()
-    warnings = Warnings(counters, said.append)
+    lines = Lines(counters, said.append)
     for _ in range(3):
-        warnings.warn("same\x1b[2J")
+        lines.warn("value", "same\x1b[2J")
     assert said == [r"same\x1b[2J"]
     for number in range(1000):
-        warnings.warn(f"{number}")
-    assert len(said) == MOST_WARNINGS
-    assert counters["membership.warnings_dropped"] == 1001 - MOST_WARNINGS
+        lines.warn("value", f"{number}")
+    assert len(said) == MOST_LINES
+    assert counters["membership.lines_dropped"] == 1001 - MOST_LINES
+    lines.warn("many", "of another kind")
+    assert said[-1] == "of another kind"
