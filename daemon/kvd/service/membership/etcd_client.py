@@ -100,6 +100,8 @@ class EtcdClient:
             connector=connector,
             timeout=aiohttp.ClientTimeout(total=None),
             cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,  # a few bytes could become many at once
+            headers={"Accept-Encoding": "identity"},
         )
         return self
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from kvctl.fleet.known import of_kvd
 from kvd.wire.query import GetStatus, Membership
 from tests.support.daemons import Daemon, facts, measured, scheduler, session, wait_for, worker
 from tests.support.etcds import NEEDS_ETCD, PREFIX, Etcd, encoded, etcd
@@ -91,6 +92,8 @@ def test_engines_of_kvds_that_found_each_other_are_warm(fleet: tuple[Etcd, list[
             stack.enter_context(session(kvd, scheduler(facts(name))))
         wait_for(lambda: all(set(kvd.engines()) == {"p", "d", "e"} for kvd in made))
         assert made[1].engines()["p"].state == "ready"
+    places = {port for _, port in of_kvd(made[0].status()).places}
+    assert places == {made[1].port, made[2].port}, "kvctl --fleet asks them all"
     [value] = [json.loads(one["text"]) for name, one in server.hosts().items() if name == "h0"]
     assert set(value) == {"address", "generation", "key", "version"}
     assert (value["key"], value["generation"]) == ("", made[0].status().generation)
