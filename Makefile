@@ -22,6 +22,7 @@ test:  ## every check and every test, real engines included
 	@.ci/setup vllm
 	@.ci/setup routers
 	@.ci/setup shells
+	@.ci/setup etcd
 	@$(BIN)/python .ci/checks lint unit e2e
 
 lint:  ## style, types, floors, and that the docs' site builds
@@ -34,6 +35,7 @@ docs:  ## the site of docs/ into .builds/site, every internal link checked; read
 unit:  ## the tests that need no engine
 	@.ci/setup base
 	@.ci/setup shells
+	@.ci/setup etcd
 	@$(BIN)/python .ci/checks unit
 
 e2e:  ## the tests with real vLLM engines

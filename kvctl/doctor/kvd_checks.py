@@ -113,6 +113,13 @@ def _pace(status: query.KvdStatus) -> Iterator[Check]:
             f"{', '.join(status.ledger_aside)} in its state directory",
             "; ".join(filter(None, steps)),
         )  # fmt: skip
+    if (members := status.membership) is not None and members.state == "away":
+        yield _kvd(
+            "warning", "MEMBERSHIP_AWAY",
+            f"{members.source}, which names the other kvds, is away since {span(members.age)}: {members.reason}",
+            f"the {members.members} that are known stay linked, new ones are not found; see membership in kvd.yaml, and"
+            f" {members.source} itself",
+        )  # fmt: skip
     if status.comparing:
         yield _kvd(
             "failed", "COMPARING", f"no engine is introduced to one that it does not know yet: {status.comparing}",
@@ -128,7 +135,7 @@ def _peers(status: query.KvdStatus) -> Iterator[Check]:
             yield _kvd(
                 "warning",
                 "PEER_UNTRUSTED",
-                f"peer.connect: {peer.reason}",
+                peer.reason,
                 f"{'type ' * peer.hint.startswith('`')}{peer.hint}",
             )
             continue

@@ -23,7 +23,7 @@ class Peer(Struct, frozen=True, kw_only=True):
     kvd_id: str
     state: Annotated[
         str,
-        Meta(description="connecting, up, down, or untrusted: it is in peer.connect, without a trusted key"),
+        Meta(description="connecting, up, down, or untrusted: it is to be linked, without a trusted key"),
     ]
     rtt: Annotated[Seconds, Meta(description="round trip of the last ping, in seconds")]
     since: Annotated[Time, Meta(description="last change of state")]
@@ -57,6 +57,22 @@ class KeysInForce(Struct, frozen=True, kw_only=True):
     error: Annotated[str, Meta(description="why that file cannot be read now; empty while it can")]
 
 
+class MembershipNow(Struct, frozen=True, kw_only=True):
+    """From where this kvd learns which others there are."""
+
+    source: Annotated[str, Meta(description="static (peer.connect alone), dns, etcd")]
+    state: Annotated[str, Meta(description="waiting for its first answer, known, or away")]
+    age: Annotated[Seconds, Meta(description="how long it has been in that state, in seconds")]
+    reason: Annotated[str, Meta(description="why it is away; empty while it is not")]
+    members: Annotated[Count, Meta(description="other kvds that this one links to, used or not")]
+    vanished: Annotated[
+        Count, Meta(description="of them those that the source names no more; their links work")
+    ]
+    other_key: Annotated[
+        Count, Meta(description="not linked, since the source tells another key than is expected")
+    ]
+
+
 class Status(Struct, frozen=True, kw_only=True):
     """One kvd at one moment."""
 
@@ -74,6 +90,7 @@ class Status(Struct, frozen=True, kw_only=True):
         str, Meta(description="why no engine can be introduced to another one; empty while they can")
     ]
     keys: Annotated[KeysInForce | None, Meta(description="null when it has no peer socket")]
+    membership: Annotated[MembershipNow | None, Meta(description="null of an earlier version of kvd")]
     peers: tuple[Peer, ...]
     refused: Annotated[
         tuple[Refusal, ...], Meta(description="keys that were not let in of late, the last 16")
@@ -90,6 +107,7 @@ def status_document(status: query.KvdStatus) -> Status:
         started=moment(status.started),
         endpoint=endpoint_name(status.endpoint),
         keys=filled(KeysInForce, status.keys) if status.keys is not None else None,
+        membership=filled(MembershipNow, status.membership) if status.membership is not None else None,
         peers=tuple(
             filled(
                 Peer,
@@ -117,6 +135,7 @@ def status_screen(body: Status, wide: bool) -> ScreenPart:
             ("directory", body.runtime_dir),
             ("peer socket", body.endpoint or "none"),
             *([("keys", _keys(body.keys))] if body.keys is not None else []),
+            *_members(body.membership),
         )
     ]
     if body.peers:
@@ -167,6 +186,24 @@ def _keys(keys: KeysInForce) -> Cell:
     if keys.identity == "shared":
         return Styled("one pair for all hosts: they cannot be told apart", "yellow")
     return "none: peers cannot be told apart"
+
+
+def _members(now: MembershipNow | None) -> list[tuple[str, Cell]]:
+    """Nothing where there is no source: the table of peers says it all."""
+    if now is None or now.source == "static":
+        return []
+    count = f"{now.members} by {now.source}"
+    notes = [
+        f"{now.source} names {now.vanished} of them no more" * bool(now.vanished),
+        f"{now.other_key} not linked: another key is expected here" * bool(now.other_key),
+    ]
+    if now.state == "away":
+        count += f", which is away since {span(now.age)}: {now.reason}"
+    elif now.state == "waiting":
+        count += ", which has not answered yet"
+    told = "; ".join([count, *filter(None, notes)])
+    well = now.state == "known" and not any(notes)
+    return [("members", told if well else Styled(told, "yellow"))]
 
 
 VIEWS = (View(Status, status_screen),)

@@ -208,6 +208,7 @@ STATUS = query.KvdStatus(
             endpoint=Endpoint("10.0.0.8", 7766), kvd_id="kvd-node8", state="up", rtt=0.00031, since=SINCE
         ),
     ),
+    membership=query.Membership(source="static", state="known", age=60.0, members=1),
 )
 
 

@@ -114,6 +114,34 @@ class MetricsSettings(_Section, frozen=True):
     listen: str = ""
 
 
+class DnsSettings(_Section, frozen=True):
+    """The name, as ``host:port``, whose addresses are all kvds, and how often it is looked up."""
+
+    name: str = ""
+    every_seconds: Seconds = 5.0
+
+
+class EtcdSettings(_Section, frozen=True):
+    """Servers of etcd by their URLs, and where in it the hosts of this fleet stand. ``host`` empty: this kvd's id."""
+
+    endpoints: tuple[str, ...] = ()
+    cluster: str = "default"
+    host: str = ""
+    ca_file: str = ""
+    cert_file: str = ""
+    key_file: str = ""
+    user: str = ""
+    password_file: str = ""
+
+
+class MembershipSettings(_Section, frozen=True):
+    """From where kvd learns which other kvds there are, besides ``peer.connect``. A source lets no key in."""
+
+    source: Literal["static", "dns", "etcd"] = "static"
+    dns: DnsSettings = DnsSettings()
+    etcd: EtcdSettings = EtcdSettings()
+
+
 class Config(_Section, frozen=True):
     """All settings. Times are in seconds, sizes in bytes, addresses are ``host:port``."""
 
@@ -123,6 +151,7 @@ class Config(_Section, frozen=True):
     drain_seconds: Seconds = 5.0
     local: LocalSettings = LocalSettings()
     peer: PeerSettings = PeerSettings()
+    membership: MembershipSettings = MembershipSettings()
     liveness: LivenessSettings = LivenessSettings()
     leases: LeaseSettings = LeaseSettings()
     ledger: LedgerSettings = LedgerSettings()

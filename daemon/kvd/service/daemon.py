@@ -18,6 +18,7 @@ from kvd.service.engines.registry import Registry
 from kvd.service.fairness.budget import Budget
 from kvd.service.ledger.ledger import Ledger
 from kvd.service.loop_monitor import LoopMonitor
+from kvd.service.membership.members import Members
 from kvd.service.peers.comparer.pool import ComparerPool
 from kvd.service.peers.giving import PartsGiven
 from kvd.service.peers.handshakes import Handshakes, Myself
@@ -54,6 +55,7 @@ class Daemon:
     ledger: Ledger
     links: PeerLinks
     handshakes: Handshakes
+    members: Members
     homes: Homes
     parts: ClientSender
     comparers: ComparerPool

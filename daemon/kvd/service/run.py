@@ -34,6 +34,8 @@ from kvd.service.handlers import dispatch, leases, outcomes, queries, registrati
 from kvd.service.ledger.ledger import Ledger
 from kvd.service.log import writers
 from kvd.service.loop_monitor import LoopMonitor
+from kvd.service.membership import sources
+from kvd.service.membership.members import Members
 from kvd.service.notify import Notifier
 from kvd.service.peers import trust
 from kvd.service.peers.comparer.pool import ComparerPool
@@ -160,6 +162,7 @@ async def run_daemon(
 def checked(config: Config) -> Keys | None:
     """The keys that the settings name. Raises `ConfigError` for settings with which kvd does not start."""
     keys = trust.load(config.peer.curve)
+    sources.check(config)
     if config.peer.listen:
         listen = endpoint(config.peer.listen, "peer.listen")
         trust.refuse_open_bind(listen[0], keys)
@@ -199,8 +202,16 @@ async def _running(
             ledger.watch(), _prepare(daemon), give_back(daemon.counters),
         ]  # fmt: skip
         work += [key_changes.follow(daemon, keys)] if keys is not None else []
-        daemon.links.kept = {Endpoint(*endpoint(text, "peer.connect")) for text in config.peer.connect}
-        work += [discover(e, daemon.links, daemon.handshakes, daemon.registry) for e in daemon.links.kept]
+        key = keys.public.decode() if keys is not None else ""
+        me = sources.Ourselves(
+            bound.at or ("", 0),
+            myself.endpoint,
+            myself.kvd_id,
+            myself.generation,
+            key,
+            daemon.links.dialler.resolver,
+        )
+        work.append(daemon.members.run(sources.source_of(config, me)))
         tasks = [asyncio.get_running_loop().create_task(w) for w in work]
         stack.push_async_callback(_cancel, tasks)
         yield daemon, held, tasks
@@ -259,6 +270,7 @@ def _assemble(config: Config, myself: Myself, keys: Keys | None, bound: _Bound, 
         myself, registry, links, events, parts.send, CompatibilityCache(comparers.turn, counters), config.peer,
     )  # fmt: skip
     links.listener = handshakes
+    links.written = frozenset(Endpoint(*endpoint(text, "peer.connect")) for text in config.peer.connect)
     daemon = Daemon(
         config=config,
         myself=myself,
@@ -273,6 +285,13 @@ def _assemble(config: Config, myself: Myself, keys: Keys | None, bound: _Bound, 
         ledger=ledger,
         links=links,
         handshakes=handshakes,
+        members=Members(
+            config.membership.source,
+            links,
+            lambda at, looking: discover(at, links, handshakes, registry, looking),
+            myself.endpoint,
+            counters,
+        ),
         homes=Homes(myself.endpoint, registry, links, events, handshakes.located),
         parts=parts,
         comparers=comparers,

@@ -175,7 +175,7 @@ class GetStatus(Request, tag="get_status", frozen=True, kw_only=True):
 
 
 class PeerRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Another kvd. ``state``: connecting, up, down, untrusted (it is in ``peer.connect``, without a trusted key).
+    """Another kvd. ``state``: connecting, up, down, untrusted (it is to be linked, without a trusted key).
 
     ``rtt`` in seconds of the last ping. ``reason`` says why it is not up, ``hint`` what to do; both may be empty.
     """
@@ -221,6 +221,23 @@ class PeerKeys(msgspec.Struct, frozen=True, kw_only=True):
     pair: Text = ""
 
 
+class Membership(msgspec.Struct, frozen=True, kw_only=True):
+    """From where a kvd learns which others there are: ``source`` is static (``peer.connect`` alone), dns or etcd.
+
+    ``state``: waiting (for the first answer), known, or away for ``age`` seconds, with the ``reason``. ``members`` are
+    the others that it links to. ``vanished`` of them the source does not name any more; their links still work.
+    ``other_key``: so many are not linked, since the source tells another key than is expected.
+    """
+
+    source: Id
+    state: Id
+    age: Seconds = 0.0
+    reason: Text = ""
+    members: Count = 0
+    vanished: Count = 0
+    other_key: Count = 0
+
+
 class KvdStatus(Reply, tag="status", frozen=True, kw_only=True):
     """One kvd at one moment. ``counters`` only ever grow; ``gauges`` are values of now.
 
@@ -229,7 +246,7 @@ class KvdStatus(Reply, tag="status", frozen=True, kw_only=True):
     ``ledger_aside`` are files of damaged ledgers that lie beside it. ``comparing`` says why no engines can be compared,
     and so none of other hosts introduced; empty while they can. ``version`` is what it was started with, ``installed``
     what its host has now, empty of an earlier version. ``clock`` is its time of day as it answers, None of an earlier
-    version: for people who compare two hosts, nothing else goes by it.
+    version: for people who compare two hosts, nothing else goes by it. ``membership`` is None of an earlier version.
     """
 
     kvd_id: Id
@@ -251,3 +268,4 @@ class KvdStatus(Reply, tag="status", frozen=True, kw_only=True):
     refused: Annotated[tuple[RefusedKey, ...], Meta(max_length=MOST_ROWS)] = ()
     installed: Id = ""
     clock: Seconds | None = None
+    membership: Membership | None = None

@@ -62,6 +62,9 @@ def fleet_host(host: str, status: KvdStatus) -> FleetHost:
     troubles = (
         f"ledger away: {status.ledger_away}" if status.ledger_away else "",
         f"engines not introduced: {status.comparing}" if status.comparing else "",
+        f"{status.membership.source} away: {status.membership.reason}"
+        if status.membership is not None and status.membership.state == "away"
+        else "",
         f"list of keys not read: {status.keys.error}"
         if status.keys is not None and status.keys.error
         else "",

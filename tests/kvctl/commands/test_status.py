@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import pytest
@@ -50,3 +51,32 @@ def test_a_kvd_that_can_compare_no_engines_says_so(daemon: FakeDaemon, run: Run,
         "not introduced: PermissionError" in run("status", "--runtime-dir", daemon.directory).out
     ) == bool(why)
     assert json.loads(run("status", "--runtime-dir", daemon.directory, "-o", "json").out)["comparing"] == why
+
+
+@pytest.mark.parametrize(
+    ("changes", "wanted"),
+    [
+        ({}, "3 by etcd\n"),
+        ({"state": "waiting"}, "3 by etcd, which has not answered yet"),
+        (
+            {"state": "away", "age": 12.0, "reason": "no answer"},
+            "etcd, which is away since 12.0 s: no answer",
+        ),
+        ({"vanished": 2}, "etcd names 2 of them no more"),
+        ({"other_key": 1}, "1 not linked: another key is expected here"),
+    ],
+)
+def test_a_source_of_members_is_shown_with_its_state(
+    daemon: FakeDaemon, run: Run, changes: dict[str, Any], wanted: str
+) -> None:
+    row = msgspec.structs.replace(query.Membership(source="etcd", state="known", members=3), **changes)
+    daemon.answers[query.GetStatus] = lambda _: msgspec.structs.replace(STATUS, membership=row)
+    shown = run("status", "--runtime-dir", daemon.directory).out
+    assert wanted.strip() in shown
+    document = json.loads(run("status", "--runtime-dir", daemon.directory, "-o", "json").out)
+    assert document["membership"]["source"] == "etcd"
+
+
+def test_a_kvd_of_an_earlier_version_tells_of_no_source(daemon: FakeDaemon, run: Run) -> None:
+    daemon.answers[query.GetStatus] = lambda _: msgspec.structs.replace(STATUS, membership=None)
+    assert "members" not in run("status", "--runtime-dir", daemon.directory).out

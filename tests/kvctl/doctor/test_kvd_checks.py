@@ -67,12 +67,21 @@ def test_a_kvd_that_keeps_up_is_well(daemon: FakeDaemon) -> None:
                 )
             },
             "PEER_UNTRUSTED",
-            "peer.connect: no key",
+            "no key",
         ),
         (
             {"refused": (refused("K"),)},
             "KEY_REFUSED",
             "10.0.0.9 was not let in, 3 times, last 2.00 s ago: its key K",
+        ),
+        (
+            {
+                "membership": query.Membership(
+                    source="dns", state="away", age=12.0, reason="no name", members=3
+                )
+            },
+            "MEMBERSHIP_AWAY",
+            "dns, which names the other kvds, is away since 12.0 s: no name",
         ),
         ({"ledger_aside": ("l.broken-7",)}, "LEDGER_DAMAGED", "l.broken-7"),
         ({"keys": query.PeerKeys(identity="per host", twice="h has A and B")}, "KEYS_TWICE", "h has A and B"),

@@ -248,6 +248,7 @@ def status(daemon: Daemon) -> KvdStatus:
         refused=daemon.sockets.refusals.rows(),
         installed=own_version(),
         clock=time.time(),
+        membership=daemon.members.row(),
     )
 
 
@@ -282,6 +283,11 @@ def gauges(daemon: Daemon) -> dict[str, float]:
         values[f"peers.{link.state}"] += 1
     values["engines.draining"] = float(len(daemon.drains.of))
     values["peers.untrusted"] = float(len(daemon.links.untrusted))
+    membership = daemon.members.row()
+    values["membership.members"] = float(membership.members)
+    values["membership.vanished"] = float(membership.vanished)
+    values["membership.other_key"] = float(membership.other_key)
+    values["membership.away"] = float(membership.state == "away")
     values["leases.open"] = float(len(daemon.leases.table))
     values["leases.readers"] = float(daemon.leases.readers)
     values["readers.remembered"] = float(len(daemon.readers.remembered))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from kvd.service.engines.local_engine import LocalEngine
 from kvd.service.engines.registry import Registry
@@ -20,6 +22,8 @@ from kvd.wire.query import EngineList, EngineRow, ListEngines
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
+PING_SECONDS = 0.02
+"""How often it is looked whether the first ping was answered, which is sent as soon as there is a connection."""
 MOST_ROWS = 1024
 """Most engines of one other kvd that are looked at."""
 SETTLED: frozenset[RefusalCode] = frozenset({"KVD-INCOMPATIBLE", "KVD-COMPARE-LIMIT", "KVD-PEER-CARD"})
@@ -28,23 +32,62 @@ AGAIN_SECONDS = 60.0
 """Two generations that were refused are tried again after this long: what is refused in error must not stay so."""
 
 
-async def discover(endpoint: Endpoint, links: PeerLinks, handshakes: Handshakes, registry: Registry) -> None:
+def warn(text: str) -> None:
+    """Tell the log what is wrong with a kvd in ``peer.connect``."""
+    log.warning("peer.connect: %s", text)
+
+
+def every_second() -> float:
+    """The pause between two looks at one other kvd."""
+    return LOOK_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class Looking:
+    """How another kvd is looked at. ``preferred``: the operator wrote it down, so its cards come before others'."""
+
+    preferred: bool = True
+    warn: Callable[[str], None] = warn
+    pause: Callable[[], float] = every_second
+
+
+WRITTEN_DOWN = Looking()
+
+
+async def discover(
+    endpoint: Endpoint,
+    links: PeerLinks,
+    handshakes: Handshakes,
+    registry: Registry,
+    looking: Looking = WRITTEN_DOWN,
+) -> None:
     """Until cancelled: hand each engine that is up behind ``endpoint`` to each local engine that may need it."""
     refused: dict[tuple[str, str], float] = {}
-    handshakes.trusted.add(endpoint)
+    if looking.preferred:
+        handshakes.trusted.add(endpoint)
     told = False
     try:
         while True:
             if not (trusted := links.trusts(endpoint)) and not told:
-                log.warning("peer.connect: %s", links.missing(endpoint))
+                looking.warn(str(links.missing(endpoint)))
             told = not trusted
             try:
-                await _introduce(await _rows(endpoint, links), endpoint, handshakes, registry, refused)
+                rows = await _rows(endpoint, links)
+                if await _is_another(endpoint, links):
+                    await _introduce(rows, endpoint, handshakes, registry, refused)
             except PeerAway as away:
                 log.debug("%s", away.message)
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(looking.pause())
     finally:
         handshakes.trusted.discard(endpoint)
+
+
+async def _is_another(endpoint: Endpoint, links: PeerLinks) -> bool:
+    """Whether another kvd than this one answers there, as its first answer to a ping says."""
+    ends = time.monotonic() + LOOK_SECONDS
+    while (here := links.leads_here(endpoint)) is None and time.monotonic() < ends:  # noqa: ASYNC110 - a link announces nothing
+        await asyncio.sleep(PING_SECONDS)
+    return here is False
 
 
 async def _rows(endpoint: Endpoint, links: PeerLinks) -> list[EngineRow]:

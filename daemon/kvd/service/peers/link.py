@@ -91,6 +91,7 @@ class PeerLink:
         self.since = time.time()
         self.rtt = 0.0
         self.kvd_id = ""
+        self.generation = ""
         self.used = time.monotonic()
         self._dial, self._settings, self._events, self._listener = dial, settings, events, listener
         self._ids = itertools.count(1)
@@ -326,7 +327,7 @@ class PeerLink:
             await asyncio.wait([self._connected])
 
     def _on_pong(self, answer: Pong, seconds: float) -> None:
-        self.rtt, self.kvd_id = seconds, answer.kvd_id
+        self.rtt, self.kvd_id, self.generation = seconds, answer.kvd_id, answer.kvd_generation
         if self.state != "up":
             self._change("up", "")
         for engine_id, generation in answer.gone:

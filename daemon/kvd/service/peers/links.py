@@ -23,6 +23,8 @@ from kvd.wire.handshake import Ping
 from kvd.wire.identity import Endpoint
 from kvd.wire.query import PeerRow
 
+MOST_UNTRUSTED = 256
+"""Rows of those that are to be linked and not trusted, for operators; a gauge counts all."""
 CANDIDATES = 64
 """Links that are looked at for one that gives way."""
 IDLE_SECONDS = 120.0
@@ -47,7 +49,7 @@ class PeerLinks:
     ) -> None:
         self.links: dict[Endpoint, PeerLink] = {}
         self.listener: Listener
-        self._dialler = dialler
+        self.dialler = dialler
         self._most = most
         self._settings = settings
         self._keys = keys
@@ -58,6 +60,8 @@ class PeerLinks:
         """Names that are looked up, and on whose account."""
         self.kept: set[Endpoint] = set()
         """Endpoints whose links stand whether they are used or not."""
+        self.written: frozenset[Endpoint] = frozenset()
+        """Those of them that the operator wrote down (``peer.connect``). Only these never give way to others."""
         self._ours = f"'{keys.public.decode()}' {here}" if keys is not None else ""
         self._keys_since = time.time()
 
@@ -74,7 +78,7 @@ class PeerLinks:
             secret = self._keys.secret if self._keys is not None else b""
 
             def dial(owner: ChannelOwner, kind: DialKind) -> Awaitable[Channel]:
-                return self._dialler.dial(endpoint, owner, secret, key, kind, kept=endpoint in self.kept)
+                return self.dialler.dial(endpoint, owner, secret, key, kind, kept=endpoint in self.written)
 
             link = self.links[endpoint] = PeerLink(
                 endpoint,
@@ -93,7 +97,7 @@ class PeerLinks:
     def _look_up(self, endpoint: Endpoint) -> None:
         whose = ASKER.get(), endpoint.host
         if whose not in self._names and not literal(endpoint.host):
-            looking = self._dialler.look_up(endpoint.host, kept=endpoint in self.kept)
+            looking = self.dialler.look_up(endpoint.host, kept=endpoint in self.written)
             self._names[whose] = task = asyncio.get_running_loop().create_task(looking)
             task.add_done_callback(lambda _: self._names.pop(whose, None))
 
@@ -101,9 +105,35 @@ class PeerLinks:
         """Whether a link to it may be made: its host's key is known, or peers have none."""
         return self._keys is None or bool(self._keys.of(endpoint.host, endpoint.port))
 
+    def expected(self, endpoint: Endpoint) -> str | None:
+        """The key that its host must show; empty where none is trusted, None where peers have no keys."""
+        return None if self._keys is None else self._keys.of(endpoint.host, endpoint.port).decode()
+
+    def up(self, endpoint: Endpoint) -> bool:
+        """Whether there is a link to it that works."""
+        link = self.links.get(endpoint)
+        return link is not None and link.state == "up"
+
+    def leads_here(self, endpoint: Endpoint) -> bool | None:
+        """Whether this kvd itself answers there, under another address than others know; None: nobody did so far."""
+        link = self.links.get(endpoint)
+        if link is None or not link.generation:
+            return None
+        return link.generation == self._me.kvd_generation
+
+    async def let_go(self, endpoint: Endpoint) -> None:
+        """Close a link that was made only because its endpoint was kept, and that nothing uses."""
+        link = self.links.get(endpoint)
+        if link is not None and endpoint not in self.kept and not self.listener.using(endpoint):
+            del self.links[endpoint]
+            await link.close()
+
     def rows(self) -> tuple[PeerRow, ...]:
         """All links as operators see them, and who is to be linked and not trusted."""
-        return (*(link.row() for link in self.links.values()), *map(self._untrusted_row, self.untrusted))
+        return (
+            *(link.row() for link in self.links.values()),
+            *map(self._untrusted_row, self.untrusted[:MOST_UNTRUSTED]),
+        )
 
     @property
     def untrusted(self) -> list[Endpoint]:
@@ -172,7 +202,7 @@ class PeerLinks:
         unproven: list[PeerLink] = []
         while self._unproven and not unproven:
             for candidate, link in list(islice(self._unproven.items(), CANDIDATES)):
-                if link.kvd_id or candidate in self.kept or self.links.get(candidate) is not link:
+                if link.kvd_id or candidate in self.written or self.links.get(candidate) is not link:
                     del self._unproven[candidate]
                 else:
                     unproven.append(link)

@@ -48,6 +48,9 @@ class OtherKvd:
     def trusts(self, _endpoint: Endpoint) -> bool:
         return True
 
+    def leads_here(self, _endpoint: Endpoint) -> bool:
+        return False
+
     async def ask(self, message: Message, _seconds: float) -> Message:
         self.asked.append(message)
         for _ in range(self.turns):
