@@ -28,9 +28,11 @@ TWICE = {
 """Names of classes and types that may stand in two places, with the reason."""
 INTERNAL = {
     "Difference": "of a measurement; the command says it with what was measured",
+    "EtcdAway": "of a source of members; `kvctl status` says it as the source's state",
     "LineFull": "of a line; who stands in it says what is full",
     "NewerSchema": "of a database; the ledger says it with its path",
     "NotResolved": "of a name; who dialled says it with the address",
+    "Untold": "of what a source of members says; the log says it with the source",
     "_InBetween": "of a reader that waits until the new files are there",
     "_KvdLost": "of a wait that asks again",
     "_SumsUnavailable": "of one comparison; its result says why",

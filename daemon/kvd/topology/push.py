@@ -93,26 +93,27 @@ def compile_chunk(
     """
     if push.group not in target or first >= last or (not push.unit and last < total):
         return concatenate([])
-    theirs = target[push.group]
-    if push.unit:
-        theirs = _between(theirs, push.plan.block_sizes[push.group], first, last)
+    theirs = chunk_of_target(push, target[push.group], first=first, last=last)
     if not len(theirs.ids):
         return concatenate([])
-    mine = {index: _in_window(push, blocks, total) for index, blocks in source.items()}
+    mine = {index: in_window(push, blocks, total=total) for index, blocks in source.items()}
     found = compile_plan(push.plan, {push.group: theirs}, mine, tokens=total)
     rows = concatenate(list(found.values()))
     return Descriptors(local=rows.remote, remote=rows.local, length=rows.length)
 
 
-def _between(blocks: BlockList, size: int, first: int, last: int) -> BlockList:
-    """The blocks that begin at tokens ``first`` to ``last``."""
+def chunk_of_target(push: LayerPush, blocks: BlockList, *, first: int, last: int) -> BlockList:
+    """The decoder's blocks that begin at tokens ``first`` to ``last``; all of a state."""
+    if not push.unit:
+        return blocks
+    size = push.plan.block_sizes[push.group]
     low = max(blocks.first, -(-first // size))
     high = max(low, -(-last // size))
     return BlockList(low, blocks.ids[low - blocks.first : high - blocks.first])
 
 
-def _in_window(push: LayerPush, blocks: BlockList, total: int) -> BlockList:
-    """The source's blocks without those that left the window of the whole prompt."""
+def in_window(push: LayerPush, blocks: BlockList, *, total: int) -> BlockList:
+    """The prefiller's blocks without those that left the window of the whole prompt."""
     read = push.plan.reads[0]
     if read.window is None:
         return blocks

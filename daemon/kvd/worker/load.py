@@ -215,6 +215,8 @@ def clear_leftover(load: Load, plan: Plan, geometry: WorkerGeometry) -> None:
     By then the load is this thread's to end: its blocks are nobody else's. Raises `BackendError` where the memory
     cannot be zeroed: such a load must not complete.
     """
+    if load.then is not None:
+        return  # of a part: it was done for the whole
     order = load.order
     remote = None if order.transfer_id else load.pieces.remote
     runs = leftover(plan, load.pieces.local, remote, tokens=order.tokens, computed=order.computed)

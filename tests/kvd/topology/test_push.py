@@ -6,17 +6,25 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from kvd.geometry.model import EngineGeometry
 from kvd.geometry.rank import Rank
 from kvd.topology.blocks import BlockList
 from kvd.topology.compile import compile_plan
+from kvd.topology.copies import compile_blocks
 from kvd.topology.descriptors import Descriptors, concatenate
 from kvd.topology.errors import BlockMismatch, UnknownEngine
 from kvd.topology.plan import plan_layers, plan_worker
-from kvd.topology.push import LayerPush, compile_chunk, plan_push, sendable
+from kvd.topology.push import (
+    LayerPush,
+    chunk_of_target,
+    compile_chunk,
+    in_window,
+    plan_push,
+    sendable,
+)
 from tests.kvd.topology.test_oracle import THOROUGH, cases
 from tests.support import oracle, samples
 
@@ -83,6 +91,42 @@ def test_chunks_of_layers_write_every_byte_that_pull_reads_once(made: tuple[Case
         writes = concatenate(pushed.get(position, []))
         swapped = Descriptors(writes.remote, writes.local, writes.length)
         assert cells(swapped) == cells(pulled.get(position, concatenate([])))
+
+
+@settings(THOROUGH, max_examples=min(200, THOROUGH.max_examples))
+@given(chunked())
+def test_chunks_of_whole_groups_read_every_byte_that_pull_reads_once(
+    made: tuple[Case, list[list[int]]],
+) -> None:
+    (local, remote, rank, request), steps = made
+    sizes = {g.index: 0 if g.kind == "mamba" else g.block_size for g in remote.workers[0].groups}
+    plan = plan_worker(local.workers[rank], local.workers, remote.workers)
+    pushes = [
+        push
+        for worker in remote.workers
+        for push in plan_push(local.workers[rank], local.workers, remote.workers, worker.rank).values()
+    ]
+    of_group = {push.group: push for push in pushes}
+    assume(all(push.source_group == of_group[push.group].source_group for push in pushes))
+    read: dict[int, list[Descriptors]] = {}
+    sent = dict.fromkeys(of_group, 0)
+    for reached in steps[0]:
+        mine: dict[int, BlockList] = {}
+        theirs: dict[int, BlockList] = {}
+        computed = computed_so_far(request, sizes, reached)
+        for group, push in of_group.items():
+            due = sendable(push, reached=reached, total=request.tokens)
+            if due > sent[group] and group in request.local:
+                mine[group] = chunk_of_target(push, request.local[group], first=sent[group], last=due)
+                theirs[push.source_group] = in_window(push, computed[push.source_group], total=request.tokens)
+            sent[group] = due
+        for position, copies in compile_blocks(plan, mine, theirs, tokens=request.tokens).items():
+            picked = copies.selection.descriptors() if copies.selection else concatenate([])
+            read.setdefault(position, []).append(concatenate([copies.descriptors, picked]))
+    pulled = compile_plan(plan, request.local, request.remote, tokens=request.tokens)
+    for position in pulled.keys() | read.keys():
+        found, wanted = concatenate(read.get(position, [])), pulled.get(position, concatenate([]))
+        assert cells(found) == cells(wanted)
 
 
 @settings(THOROUGH, max_examples=min(100, THOROUGH.max_examples))

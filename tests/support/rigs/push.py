@@ -222,12 +222,13 @@ class PushRig:
         told = PushProgress(key=key, source=Rank(tp=tp), **{"there": there, **more})
         assert isinstance(self.script.push(told), Ok)
 
-    def readable(self, layer: str, tokens: int, *ids: int, tp: int = 0, name: str = "x") -> None:
-        """A prefilling worker's word: this layer can be read up to so many tokens, in these blocks."""
+    def readable(
+        self, layer: str | tuple[str, ...], tokens: int, *ids: int, tp: int = 0, name: str = "x"
+    ) -> None:
+        """A prefilling worker's word: these layers can be read up to so many tokens, in these blocks."""
         blocks = BlockRun(group=0, first=0, ids=ids)
-        self.say(
-            tp=tp, name=name, there=(LayersThere(group=0, layers=(layer,), tokens=tokens, blocks=blocks),)
-        )
+        layers = (layer,) if isinstance(layer, str) else layer
+        self.say(tp=tp, name=name, there=(LayersThere(group=0, layers=layers, tokens=tokens, blocks=blocks),))
 
     def expire(self, request_id: str = "d-1") -> None:
         """The time of an announced load is up."""

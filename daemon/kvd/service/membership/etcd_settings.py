@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from kvd.service.config import EtcdSettings
 from kvd.service.errors import ConfigError
+
+if TYPE_CHECKING:
+    import ssl
 
 _WORD = re.compile(r"[A-Za-z0-9._-]{1,200}")
 """What a cluster and a host may be called in a key of etcd's."""
@@ -77,6 +80,8 @@ def _url(text: str) -> str:
 def _tls(settings: EtcdSettings) -> ssl.SSLContext | None:
     if not (settings.ca_file or settings.cert_file):
         return None
+    import ssl  # some Pythons have none, and only this needs it
+
     names = ", ".join(name for name in (settings.ca_file, settings.cert_file, settings.key_file) if name)
     try:
         context = ssl.create_default_context(cafile=settings.ca_file or None)

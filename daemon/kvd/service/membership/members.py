@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from kvd.service.background_tasks import BackgroundTasks
 from kvd.service.membership.told import (
     MOST_MEMBERS,
-    Kind,
+    LineKind,
     Lines,
     ToldHost,
     another_key,
@@ -59,11 +59,11 @@ class Taker(Protocol):
     def away(self, reason: str) -> None:
         """The source does not answer. All that is known stays."""
 
-    def wrong(self, what: str, kind: Kind = "value") -> None:
+    def wrong(self, what: str, kind: LineKind = "value") -> None:
         """The source says something that is no kvd."""
 
 
-Source = Callable[[Taker], Coroutine[Any, Any, None]]
+MemberSource = Callable[[Taker], Coroutine[Any, Any, None]]
 """Follows one source until it is cancelled, and tells what it says."""
 
 
@@ -153,14 +153,14 @@ class Members:
                 "membership: %s is away, and what is known of other kvds stays: %s", self.source, reason
             )
 
-    def wrong(self, what: str, kind: Kind = "value") -> None:
+    def wrong(self, what: str, kind: LineKind = "value") -> None:
         """The source says something that is no kvd."""
         self._counters["membership.refused"] += 1
         self._warn(kind, what)
 
     # --- who is a member ---
 
-    async def run(self, source: Source | None) -> None:
+    async def run(self, source: MemberSource | None) -> None:
         """Until cancelled: keep the members, as ``source`` tells of them. Nothing that it does ends this."""
         try:
             for endpoint in self._links.written:
@@ -259,7 +259,7 @@ class Members:
                 log.exception("the look at the kvd at %s failed and starts again", endpoint)
             await asyncio.sleep(AGAIN_SECONDS)
 
-    async def _follow(self, source: Source) -> None:
+    async def _follow(self, source: MemberSource) -> None:
         while True:
             try:
                 await source(self)
@@ -277,7 +277,7 @@ class Members:
             self._taken.clear()
             await self.look()
 
-    def _warn(self, kind: Kind, text: str) -> None:
+    def _warn(self, kind: LineKind, text: str) -> None:
         self._lines.warn(kind, f"membership: {self.source}: {text}")
 
     def _pause(self) -> float:

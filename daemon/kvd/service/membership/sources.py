@@ -10,7 +10,7 @@ from kvd.installed import own_version
 from kvd.service.config import Config, endpoint
 from kvd.service.errors import ConfigError
 from kvd.service.membership import dns, etcd_settings
-from kvd.service.membership.members import Source
+from kvd.service.membership.members import MemberSource
 from kvd.service.membership.ourselves import listens_at
 from kvd.service.sockets.resolver import Resolver
 from kvd.wire.identity import Endpoint
@@ -33,7 +33,7 @@ class Ourselves:
     resolver: Resolver
 
 
-def source_of(config: Config, me: Ourselves) -> Source | None:
+def source_of(config: Config, me: Ourselves) -> MemberSource | None:
     """What follows the source that the settings name; None for ``static``. `check` was called before."""
     settings = config.membership
     if settings.source == "dns":

@@ -25,7 +25,7 @@ _HOST = re.compile(r"[A-Za-z0-9._:%-]+")
 MOST_LINES = 32
 LINES_SECONDS = 60.0
 """So many lines of one kind in so many seconds tell of what a source says. Further ones are counted."""
-Kind = Literal["value", "name", "place", "key", "trust", "many", "joined", "forgotten"]
+LineKind = Literal["value", "name", "place", "key", "trust", "many", "joined", "forgotten"]
 """What a line is about: a value, our own name, a place, a key, that none is trusted, the number, who came and went."""
 LONGEST_SHOWN = 80
 
@@ -105,10 +105,10 @@ class Lines:
     counters: Counter[str]
     say: Callable[[str], None] = log.warning
     _since: float = 0.0
-    _count: Counter[Kind] = field(default_factory=Counter)
+    _count: Counter[LineKind] = field(default_factory=Counter)
     _said: dict[str, None] = field(default_factory=dict)
 
-    def warn(self, kind: Kind, text: str) -> None:
+    def warn(self, kind: LineKind, text: str) -> None:
         """Say it as a warning, unless it was said before."""
         if text in self._said:
             return
@@ -117,7 +117,7 @@ class Lines:
             del self._said[next(iter(self._said))]
         self.tell(kind, text, self.say)
 
-    def tell(self, kind: Kind, text: str, say: Callable[[str], None] = log.info) -> None:
+    def tell(self, kind: LineKind, text: str, say: Callable[[str], None] = log.info) -> None:
         """Say it, unless too much of that kind was said."""
         now = time.monotonic()
         if now - self._since > LINES_SECONDS:

@@ -18,6 +18,7 @@ import numpy as np
 from kvd.geometry.model import WorkerGeometry
 from kvd.geometry.rank import Rank
 from kvd.topology.blocks import BlockList, window_start
+from kvd.topology.copies import Copies
 from kvd.topology.pairing import read_pairs
 from kvd.topology.plan import Plan
 from kvd.topology.reads import Read
@@ -79,7 +80,7 @@ class Arrival:
     ``quiesced`` who has said that none of its writes is under way. With a ``cause`` it is given up, and is reported
     when nothing of it can land any more; ``withdrawn`` is since when its sources are awaited, minus infinity where one
     will not say it. ``reached``, ``reading``, ``copies`` and ``backend`` are of what this side reads by itself: up to
-    which token a part was asked for, the reads under way, descriptors of all reads, and what moves their bytes.
+    which token a part was asked for, the reads under way, what those that ended copied, and what moves their bytes.
     ``remote_blocks`` are the prefiller's, as it says once it has sent all.
     """
 
@@ -99,11 +100,11 @@ class Arrival:
     began: float = 0.0
     withdrawn: float = 0.0
     tries: int = 0
-    copies: int = 0
     backend: str = ""
     remote_blocks: tuple[BlockRuns, ...] = ()
     reached: dict[Part, int] = field(default_factory=dict)
     reading: set[Load] = field(default_factory=set)
+    copies: list[Copies] = field(default_factory=list)
 
     @property
     def exposed(self) -> bool:
@@ -171,15 +172,15 @@ class Arrival:
         """That worker has said that none of its writes is under way."""
         self.quiesced.add(source)
 
-    def begin_read(self, read: Load, reached: Mapping[Part, int], copies: int) -> None:
-        """This side reads so many descriptors by itself: those parts up to these tokens."""
+    def begin_read(self, read: Load, reached: Mapping[Part, int]) -> None:
+        """This side reads by itself: those parts up to these tokens."""
         self.reached.update(reached)
-        self.copies += copies
         self.reading.add(read)
 
     def end_read(self, read: Load) -> None:
         """A read of this side has ended."""
         self.reading.discard(read)
+        self.copies += read.pieces.copies
         self.backend = next((t.backend for t in read.pieces.transfers if t.backend), "")
 
     def struck(self, geometry: WorkerGeometry) -> Cause | None:
@@ -227,7 +228,7 @@ def record_arrival(arrival: Arrival, record: TransferRecord) -> TransferRecord:
         tokens=order.tokens - order.computed,
         bytes=expected.bytes,
         descriptors=expected.descriptors,
-        coalesced_descriptors=arrival.copies,
+        coalesced_descriptors=sum(copies.runs for copies in arrival.copies),
         remote_ranks=tuple(sorted(str(rank) for rank in expected.sources)),
         stages=with_other(arrival.load, _stages(arrival)),
         attempts=arrival.tries,

@@ -91,8 +91,13 @@ class Sender:
         )
 
     def wake(self, *, urgent: bool) -> None:
-        """More is computed; where that is not ``urgent`` it may wait for what is computed next."""
-        self._looks.ring(urgent=urgent)
+        """More is computed; where that is not ``urgent`` it may wait for what is computed next.
+
+        A decoder that reads this memory by itself hears of whole steps only. Each of its reads would take a turn of the
+        step that computes, and once that has run they take a fraction of it together.
+        """
+        if urgent or self._stager is not None or not all(target.direct for target in self._live):
+            self._looks.ring(urgent=urgent)
 
     def take(self, message: PushAnnounce | PushWithdraw | PushDone) -> None:
         """A message of the decoder's."""

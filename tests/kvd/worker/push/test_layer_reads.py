@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvd.wire.push import BlockRun, LayersThere
+from kvd.wire.transfer import ReportTransfers
 from kvd.worker.orders import StepOrders
 from tests.support.rigs.bench import eventually
 from tests.support.rigs.push import BLOCKS, PushRig, pushed
@@ -62,6 +63,32 @@ def test_chunks_are_read_once_each_in_whichever_order_and_however_often_they_are
     assert rig.same((2, 9, 4), (5, 6, 7))
     submits = next(rig.backend._inner.submits)
     assert submits == 4, "one for each chunk of l0, one for all of l1"
+
+
+def test_what_is_told_of_all_layers_is_read_as_blocks_and_not_layer_by_layer(
+    rig: PushRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvd.worker.push.layer_reads.compile_chunk", None)
+    rig.start(pushed((2, 9, 4), tokens=12))
+    rig.announced()
+    rig.readable(("l0", "l1"), 8, 5, 6)
+    rig.readable(("l0", "l1"), 12, 5, 6, 7)
+    assert rig.results().failed == set()
+    assert rig.same((2, 9, 4), (5, 6, 7))
+    assert rig.untouched(*(b for b in range(BLOCKS) if b not in (2, 9, 4)))
+    assert next(rig.backend._inner.submits) == 2
+    (told,) = eventually(lambda: rig.script.told(ReportTransfers))
+    (record,) = told.records
+    assert (record.descriptors, record.coalesced_descriptors) == (6, 6)
+
+
+def test_of_layers_that_are_not_told_together_each_is_read_by_itself(rig: PushRig) -> None:
+    rig.start(pushed((2, 9, 4), tokens=12))
+    rig.announced()
+    rig.readable("l0", 4, 5)
+    rig.readable(("l0", "l1"), 12, 5, 6, 7)
+    assert rig.results().failed == set()
+    assert rig.same((2, 9, 4), (5, 6, 7))
 
 
 def test_a_block_that_is_not_full_is_left_for_the_next_chunk(rig: PushRig) -> None:
