@@ -119,6 +119,12 @@ def _selecting(pair: Pair) -> None:
 takes_selections = pytest.mark.usefixtures("_selecting")
 
 
+def test_backends_that_are_fast_by_selections_take_them(pair: Pair) -> None:
+    """Else the tests of selections would be skipped for them."""
+    if pair.kind in {"memory", "nixl", "direct"}:
+        assert isinstance(pair.lane(), SelectingLane)
+
+
 def picking(pair: Pair) -> SelectingLane:
     lane = pair.lane()
     assert isinstance(lane, SelectingLane)

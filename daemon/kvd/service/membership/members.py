@@ -255,6 +255,8 @@ class Members:
             try:
                 await self._discover(endpoint, looking)
             except Exception:
+                # Of one member, by what it answers perhaps: were it to end, that host would be looked at no more. The
+                # next look begins from nothing.
                 self._counters["errors.internal"] += 1
                 log.exception("the look at the kvd at %s failed and starts again", endpoint)
             await asyncio.sleep(AGAIN_SECONDS)
@@ -264,6 +266,7 @@ class Members:
             try:
                 await source(self)
             except Exception as error:
+                # A source may say anything. kvd goes on with what it knows, and follows the source anew.
                 self._counters["errors.internal"] += 1
                 self.away(f"{type(error).__name__}")
                 log.exception("membership: following %s failed and starts again", self.source)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,8 +13,6 @@ from kvd.service.membership.members import MemberSource
 from kvd.service.membership.ourselves import listens_at
 from kvd.service.sockets.resolver import Resolver
 from kvd.wire.identity import Endpoint
-
-_WORD = re.compile(r"[A-Za-z0-9._-]{1,200}")
 
 
 @dataclass(frozen=True, slots=True)

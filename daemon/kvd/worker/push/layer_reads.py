@@ -128,6 +128,7 @@ def _as_blocks(
             not alike
             or any(other.part != first.part for other in others)
             or first.group != first.push.source_group
+            or first.group in theirs  # two groups of ours, with a window each perhaps, in one of theirs
         ):
             return None
         if group in local:
