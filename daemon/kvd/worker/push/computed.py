@@ -19,6 +19,7 @@ from kvd.geometry.rank import Rank
 from kvd.topology.blocks import BlockList
 from kvd.worker.cause import ABORTED, Cause
 from kvd.worker.orders import PushEnd, PushStep, block_lists, plain
+from kvd.worker.push.milestones import ALL_LAYERS, Computed, Milestone
 from kvd.worker.stream_event import StreamEvent
 
 MILESTONES = 16
@@ -30,8 +31,6 @@ REMEMBERED = 600.0
 GRACE = 5.0
 """Seconds beyond its time for which a request's blocks wait for senders that do not come to an end."""
 NOT_KEPT = Cause("its blocks are no longer kept", "LEASE_ENDED")
-_ALL = ""
-"""Stands for all layers among the layers of milestones."""
 
 
 class Wake(Protocol):
@@ -39,42 +38,6 @@ class Wake(Protocol):
 
     def __call__(self, *, urgent: bool) -> None:
         """Any thread calls it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Milestone:
-    """KV of so many tokens of a layer is there, once the device has come so far."""
-
-    layer: str
-    tokens: int
-    ready: StreamEvent | None = None
-
-
-@dataclass(frozen=True)
-class Computed:
-    """One transfer at one moment.
-
-    ``blocks`` are the request's by group. ``epoch`` is another one after each preemption, and for another request under
-    the same id; none comes twice. What was read from its blocks counts only while that is the same. ``kept``: it is
-    complete and its blocks stay. ``over`` is the cause where nothing of it can be sent any more. ``behind``: the device
-    has yet to do a part of what was noted. ``more``: the last step of its prompt has not run yet. ``sums``: its KV is
-    added up. ``digest`` is of the prompt.
-    """
-
-    blocks: dict[int, BlockList] = field(default_factory=dict)
-    total: int = 0
-    epoch: int = 0
-    kept: bool = False
-    over: Cause | None = None
-    layers: dict[str, int] = field(default_factory=dict)
-    behind: bool = False
-    more: bool = False
-    sums: bool = False
-    digest: str = ""
-
-    def reached(self, layer: str) -> int:
-        """Tokens of which a layer holds KV."""
-        return max(self.layers.get(layer, 0), self.layers.get(_ALL, 0))
 
 
 @dataclass(slots=True)
@@ -109,9 +72,13 @@ class _Transfer:
 
 @dataclass(slots=True)
 class _Owed:
-    """What one decoding engine waits for; ``ranks`` are all its workers, None while its card is not known."""
+    """What one decoding engine waits for; ``ranks`` are all its workers, None while its card is not known.
+
+    ``by_layer``: each layer is sent as soon as it is computed, not each step.
+    """
 
     wake: Wake
+    by_layer: bool = False
     ranks: frozenset[Rank] | None = None
     waiting: set[Rank] = field(default_factory=set)
     settled: set[Rank] = field(default_factory=set)
@@ -138,6 +105,7 @@ class Outgoing:
         self._ended: set[str] = set()
         self._over: dict[str, tuple[Cause, float]] = {}
         self._now: tuple[str, ...] = ()
+        self._by_layer = False
         self._noted: set[str] = set()
 
     # --- in vLLM's step ---
@@ -150,23 +118,28 @@ class Outgoing:
         now = time.monotonic()
         ready = self._record_event() if any(step.held for step in steps) else None
         with self._lock:
-            for end in ends:
-                self._end(end, now)
+            news = [end.transfer_id for end in ends if self._end(end, now)]
             for step in steps:
                 self._step(step, ready)
+            news += [step.transfer_id for step in steps if step.again or step.held]
             self._now = tuple(step.transfer_id for step in steps if step.groups)
-            wakes = self._wakes([*(s.transfer_id for s in steps), *(e.transfer_id for e in ends)])
+            self._by_layer = any(
+                owed.by_layer for name in self._now for owed in self._owed.get(name, {}).values()
+            )
+            wakes = self._wakes(news) + self._wakes((step.transfer_id for step in steps), by_layer=True)
         self._noted = set()
         _wake(wakes)
         return bool(self._now)
 
     def saved(self, layer: str) -> None:
-        """The step computed this layer's KV."""
+        """The step computed this layer's KV. Where nobody waits for single layers the step's end tells of all."""
+        if not self._by_layer:
+            return
         self._noted.add(layer)
         ready = self._record_event()
         with self._lock:
             self._note((layer,), ready)
-            wakes = self._wakes(self._now)
+            wakes = self._wakes(self._now, by_layer=True)
         _wake(wakes, urgent=False)
 
     def stepped(self, layers: Iterable[str]) -> None:
@@ -175,11 +148,15 @@ class Outgoing:
         ready = self._record_event() if left else None
         with self._lock:
             self._note(left, ready)
+            more = []
             for transfer in self._running():
                 transfer.more = transfer.step.reached < transfer.step.total
                 transfer.changed()
-            wakes = self._wakes(self._now)
-        self._now = ()
+                if transfer.more:
+                    more.append(transfer.step.transfer_id)
+            # Of the last step whoever reads whole steps gets nothing before its blocks are certain to stay (`kept`).
+            wakes = self._wakes(more) + self._wakes(self._now, by_layer=True)
+        self._now, self._by_layer = (), False
         _wake(wakes)
 
     def sent(self, now: float) -> set[str]:
@@ -236,13 +213,13 @@ class Outgoing:
         reached = list(itertools.takewhile(lambda found: found.ready is None or found.ready(), coming))
         if lists is None or lists[0] is not step:
             lists = transfer.lists = (step, block_lists(step.groups))
-        behind = len(reached) < len(coming)
+        after = coming[len(reached)].tokens if len(reached) < len(coming) else 0
         with self._lock:
             layers = dict(transfer.there) if transfer.epoch == epoch else {}
             for found in reached:
                 layers[found.layer] = max(found.tokens, layers.get(found.layer, 0))
             answer = Computed(
-                lists[1], step.total, epoch, kept, cause, layers, behind, more, step.sums, step.digest
+                lists[1], step.total, epoch, kept, cause, layers, after, more, step.sums, step.digest
             )
             if transfer.epoch == epoch:
                 transfer.there = dict(layers)
@@ -250,7 +227,7 @@ class Outgoing:
                 for found in reached:
                     if transfer.coming and transfer.coming[0] is found:
                         transfer.coming.popleft()
-            if transfer.changes == changes and not behind:
+            if transfer.changes == changes and not after:
                 transfer.known = answer
         return answer
 
@@ -267,7 +244,7 @@ class Outgoing:
             if blocks:
                 known = transfer.step
                 transfer.step = replace(known, groups={**known.groups, **plain(blocks)}, reached=known.total)
-                self._add(transfer, Milestone(_ALL, known.total))
+                self._add(transfer, Milestone(ALL_LAYERS, known.total))
             transfer.changed()
             wakes = self._wakes((transfer_id,))
         _wake(wakes)
@@ -278,14 +255,21 @@ class Outgoing:
             transfer = self._transfers.get(transfer_id)
             return -1 if transfer is None else transfer.epoch
 
-    def announced(self, transfer_id: str, decoder: str, rank: Rank, wake: Wake) -> bool:
-        """A worker of a decoder waits for its part. False where too many transfers are announced already."""
+    def announced(
+        self, transfer_id: str, decoder: str, rank: Rank, wake: Wake, *, by_layer: bool = True
+    ) -> bool:
+        """A worker of a decoder waits for its part. False where too many transfers are announced already.
+
+        Without ``by_layer`` it is told of whole steps, and single layers need no event of the device.
+        """
         with self._lock:
             if transfer_id not in self._owed and len(self._owed) >= MOST_TRANSFERS:
                 self._tidy(time.monotonic())
                 if len(self._owed) >= MOST_TRANSFERS:
                     return False
             owed = self._owed.setdefault(transfer_id, {}).setdefault(decoder, _Owed(wake))
+            owed.by_layer = owed.by_layer or by_layer
+            self._by_layer = self._by_layer or (by_layer and transfer_id in self._now)
             owed.waiting.add(rank)
             owed.settled.discard(rank)
             owed.gone = False
@@ -329,12 +313,13 @@ class Outgoing:
             transfer.epoch, transfer.kept = next(self._epochs), False
             transfer.there, transfer.coming = {}, deque()
         if step.held:
-            self._add(transfer, Milestone(_ALL, step.held, ready))
+            self._add(transfer, Milestone(ALL_LAYERS, step.held, ready))
 
-    def _end(self, end: PushEnd, now: float) -> None:
+    def _end(self, end: PushEnd, now: float) -> bool:
+        """Whether that is news to senders, who may have been told ahead of it that the blocks stay."""
         transfer = self._transfers.get(end.transfer_id)
         if transfer is not None and transfer.step.request_id != end.request_id:
-            return
+            return False
         if end.cause or transfer is None:
             self._forget(end.transfer_id, end.cause or ABORTED, now)
         else:
@@ -343,6 +328,7 @@ class Outgoing:
                 transfer.cause = NOT_KEPT  # a decoder takes an id once: nobody will announce
             transfer.changed()
             self._ended.add(end.transfer_id)
+        return bool(end.cause) or transfer is None or bool(transfer.cause) or not transfer.kept
 
     def _forget(self, transfer_id: str, cause: Cause, now: float) -> None:
         self._transfers.pop(transfer_id, None)
@@ -387,8 +373,10 @@ class Outgoing:
         if len(transfer.coming) > MILESTONES * len(transfer.there):
             transfer.coming.popleft()
 
-    def _wakes(self, transfers: Iterable[str]) -> list[Wake]:
-        return [owed.wake for name in transfers for owed in self._owed.get(name, {}).values()]
+    def _wakes(self, transfers: Iterable[str], *, by_layer: bool = False) -> list[Wake]:
+        """Of who waits for these; with ``by_layer`` of who is sent single layers."""
+        owed = (found for name in transfers for found in self._owed.get(name, {}).values())
+        return [found.wake for found in owed if found.by_layer or not by_layer]
 
 
 def _wake(wakes: Iterable[Wake], *, urgent: bool = True) -> None:

@@ -93,7 +93,7 @@ class Pushing:
         if isinstance(sender, Refused):
             return sender
         if isinstance(message, PushAnnounce) and not self._outgoing.announced(
-            key.transfer_id, key.decoder, key.rank, sender.wake
+            key.transfer_id, key.decoder, key.rank, sender.wake, by_layer=self._by_layer(message)
         ):
             return refusal(
                 code=CODE,
@@ -157,6 +157,13 @@ class Pushing:
         return _refused(
             f"{self._context.engine_id} is generation {self._generation}, announced to was generation {wanted}"
         )
+
+    def _by_layer(self, message: PushAnnounce) -> bool:
+        """What is written or copied for a decoder goes layer by layer; one that reads by itself reads whole steps.
+
+        Each read within a step would take a turn of it, and once it has run they take a fraction of that together.
+        """
+        return bool(message.window) or self._stager is not None
 
     def _sender(self, decoder: str) -> Sender | Refused:
         with self._lock:

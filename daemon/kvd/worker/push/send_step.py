@@ -11,7 +11,8 @@ from kvd.topology.errors import TopologyError
 from kvd.worker.cause import Cause, from_error
 from kvd.worker.load import state_of
 from kvd.worker.peers.held import Evict
-from kvd.worker.push.computed import Computed, Outgoing
+from kvd.worker.push.computed import Outgoing
+from kvd.worker.push.milestones import Computed
 from kvd.worker.push.target import MOST_FLYING, PushTarget, TargetPhase, due, next_post, readable, written
 from kvd.worker.push.write_lanes import WriteLanes
 from kvd.worker.staging import Stager
@@ -53,6 +54,16 @@ def advance(
         _offer(target, computed, outgoing, stager)
     else:
         _post(target, computed, outgoing, lanes)
+
+
+def awaits_device(target: PushTarget, computed: Computed) -> bool:
+    """Whether something can be sent as soon as the device has done what it is told: each look takes the step's GIL.
+
+    Where the decoder reads by itself the last tokens wait for the scheduler's word (`Computed.kept`), which is later.
+    """
+    if not target.direct or computed.kept:
+        return bool(computed.coming)
+    return 0 < computed.coming < target.announce.tokens
 
 
 def poll(target: PushTarget, outgoing: Outgoing, lanes: WriteLanes) -> None:

@@ -33,7 +33,7 @@ from kvd.worker.peers.handshake import ask_for_peer
 from kvd.worker.peers.held import Evict
 from kvd.worker.push.computed import Outgoing
 from kvd.worker.push.looks import FAST_FOR, PACE, POLL, POLL_SLOW, Looks
-from kvd.worker.push.send_step import advance, evict, poll, quiesce
+from kvd.worker.push.send_step import advance, awaits_device, evict, poll, quiesce
 from kvd.worker.push.target import (
     KEEP,
     Acknowledged,
@@ -91,13 +91,8 @@ class Sender:
         )
 
     def wake(self, *, urgent: bool) -> None:
-        """More is computed; where that is not ``urgent`` it may wait for what is computed next.
-
-        A decoder that reads this memory by itself hears of whole steps only. Each of its reads would take a turn of the
-        step that computes, and once that has run they take a fraction of it together.
-        """
-        if urgent or self._stager is not None or not all(target.direct for target in self._live):
-            self._looks.ring(urgent=urgent)
+        """More is computed; where that is not ``urgent`` it may wait for what is computed next."""
+        self._looks.ring(urgent=urgent)
 
     def take(self, message: PushAnnounce | PushWithdraw | PushDone) -> None:
         """A message of the decoder's."""
@@ -161,7 +156,8 @@ class Sender:
             computed = self._outgoing.computed(target.key.transfer_id)
             advance(target, computed, self._outgoing, self._lanes, self._stager, now)
             if computed is not None:
-                self._behind, self._more = self._behind or computed.behind, self._more or computed.more
+                self._behind = self._behind or awaits_device(target, computed)
+                self._more = self._more or computed.more
         if target.phase is TargetPhase.CLOSING:
             quiesce(target, self._lanes, now)
 

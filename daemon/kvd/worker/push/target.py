@@ -22,7 +22,7 @@ from kvd.topology.push import LayerPush, compile_chunk, sendable
 from kvd.wire.push import LayersThere, PushAnnounce, PushKey, PushProgress
 from kvd.wire.transfer import MAX_RUNS, BlockRuns
 from kvd.worker.cause import Cause, code_of, text_of
-from kvd.worker.push.computed import Computed
+from kvd.worker.push.milestones import Computed
 from kvd.worker.push.sent_blocks import received_blocks, sent_blocks
 
 log = logger(__name__)
