@@ -23,6 +23,7 @@ SERIES: dict[str, tuple[list[tuple[str, str]], dict[str, str]]] = {
     "KvdBusy": ([('kvd_loop_recent_turn_seconds{instance="a"}', "0.2x80")], {}),
     "KvdInternalErrors": ([('kvd_errors_internal_total{instance="a"}', "_x20 1x60")], {}),
     "KvdPeerDown": ([('kvd_peer_up{instance="a",peer="b:1"}', "0x80")], {"peer": "b:1"}),
+    "KvdMembershipAway": ([('kvd_membership_away{instance="a"}', "1x80")], {}),
     "KvdEnginePartial": ([('kvd_engines_partial{instance="a"}', "1x80")], {}),
     "KvdWorkerSilent": (
         [('kvd_workers_silent{instance="a"}', "1x80"), ('kvd_schedulers_silent{instance="a"}', "0x80")],

@@ -30,6 +30,8 @@ from kvd.service.membership.etcd_messages import (
     LeaseAnswer,
     LeaseGrant,
     LeaseKeepAlive,
+    LeaseRevoke,
+    LeaseRevoked,
     Put,
     PutAnswer,
     Range,
@@ -48,6 +50,8 @@ from kvd.wire.identity import Endpoint
 LEASE_SECONDS = 10
 KEEP_SECONDS = 3.0
 """How often the lease is begun anew: three may fail."""
+STOP_SECONDS = 0.5
+"""How long the end of kvd waits for etcd to take the lease back."""
 PUT_SECONDS = 1.0
 """Shortest pause between two writes: two kvds of one name must not keep etcd busy."""
 FULL_SECONDS = 30.0
@@ -160,11 +164,16 @@ def changed(
 
 async def follow(me: EtcdSelf, access: EtcdAccess, resolver: Resolver, taker: Taker) -> None:
     """Until cancelled: keep our own key in etcd, and tell of all others."""
-    async with EtcdClient(access, resolver) as client, asyncio.TaskGroup() as tasks:
+    async with EtcdClient(access, resolver) as client:
         view = EtcdView()
-        for work in (_hold, _read):
-            tasks.create_task(work(me, client, view, taker))
-        tasks.create_task(_tell(me, view, taker))
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for work in (_hold, _read):
+                    tasks.create_task(work(me, client, view, taker))
+                tasks.create_task(_tell(me, view, taker))
+        except asyncio.CancelledError:
+            await _give_up_lease(client, view)
+            raise
 
 
 # --- our own key ---
@@ -208,6 +217,15 @@ async def _keep(me: EtcdSelf, client: EtcdClient, view: EtcdView) -> None:
         except EtcdAway:
             view.written = False
             raise
+
+
+async def _give_up_lease(client: EtcdClient, view: EtcdView) -> None:
+    """This kvd stops: with its lease its key goes now. Where etcd does not answer at once, both go when that ran out."""
+    if not view.lease or view.trouble:
+        return
+    with contextlib.suppress(EtcdAway, TimeoutError):
+        async with asyncio.timeout(STOP_SECONDS):
+            await client.ask(LeaseRevoke(lease=view.lease), LeaseRevoked)
 
 
 def _see_ours(me: EtcdSelf, view: EtcdView, taker: Taker) -> None:

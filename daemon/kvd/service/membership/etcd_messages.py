@@ -46,6 +46,13 @@ class LeaseKeepAlive(Question, frozen=True, kw_only=True):
     lease: int = msgspec.field(name="ID")
 
 
+class LeaseRevoke(Question, frozen=True, kw_only=True):
+    """The lease ends now, and with it all keys under it."""
+
+    path: ClassVar[str] = "/v3/lease/revoke"
+    lease: int = msgspec.field(name="ID")
+
+
 class Put(Question, frozen=True, kw_only=True):
     """A value under a key, for as long as a lease lives."""
 
@@ -91,6 +98,12 @@ class LeaseAnswer(msgspec.Struct, frozen=True):
 
     lease: int = msgspec.field(name="ID", default=0)
     seconds: int = msgspec.field(name="TTL", default=0)
+
+
+class LeaseRevoked(msgspec.Struct, frozen=True):
+    """It has ended."""
+
+    header: EtcdHeader = EtcdHeader()
 
 
 class KeyValue(msgspec.Struct, frozen=True):

@@ -7,66 +7,19 @@ import signal
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from kvctl.fleet.known import of_kvd
-from kvd.wire.query import GetStatus, Membership
+from kvd.wire.query import GetStatus
 from tests.support.daemons import Daemon, facts, measured, scheduler, session, wait_for, worker
+from tests.support.etcd_kvds import all_linked, all_there, kvds, linked, membership, settings
 from tests.support.etcds import NEEDS_ETCD, PREFIX, Etcd, encoded, etcd
 from tests.support.hosts import hosts
 
 pytestmark = NEEDS_ETCD
-
-
-def settings(*servers: Etcd, **more: str) -> dict[str, str]:
-    return {
-        "KVD_MEMBERSHIP_SOURCE": "etcd",
-        "KVD_MEMBERSHIP_ETCD_ENDPOINTS": ",".join(one.url for one in servers),
-        "KVD_MEMBERSHIP_ETCD_CLUSTER": "test",
-        **more,
-    }
-
-
-@contextmanager
-def kvds(count: int, *servers: Etcd, **more: str) -> Iterator[list[Daemon]]:
-    """Kvds that are told of each other by etcd alone."""
-    with tempfile.TemporaryDirectory(prefix="kvd-") as place, ExitStack() as stack:
-        made = [Daemon(Path(place) / f"d{number}") for number in range(count)]
-        for number, kvd in enumerate(made):
-            kvd.environment = settings(*servers, KVD_MEMBERSHIP_ETCD_HOST=f"h{number}") | more
-            stack.callback(kvd.kill)
-            kvd.start(wait=False)
-        for kvd in made:
-            kvd.port = kvd.status(20 + 2 * count).endpoint.port
-        yield made
-
-
-def membership(kvd: Daemon) -> Membership:
-    row = kvd.status().membership
-    assert row is not None
-    return row
-
-
-def linked(kvd: Daemon) -> set[int]:
-    """The ports of the kvds to which it has a link that works."""
-    return {peer.endpoint.port for peer in kvd.status().peers if peer.state == "up"}
-
-
-def all_linked(made: list[Daemon]) -> bool:
-    return all(linked(kvd) == {other.port for other in made if other is not kvd} for kvd in made)
-
-
-def all_there(server: Etcd, made: list[Daemon]) -> bool:
-    """Whether each one's own key stands in etcd, with where it is, under a lease."""
-    found = server.hosts()
-    return all(
-        f"127.0.0.1:{kvd.port}" in found.get(f"h{number}", {}).get("text", "")
-        and found[f"h{number}"].get("lease")
-        for number, kvd in enumerate(made)
-    )
 
 
 @pytest.fixture(scope="module")
@@ -203,6 +156,21 @@ def test_a_killed_kvd_is_gone_from_etcd_with_its_lease_and_forgotten() -> None:
         assert set(server.hosts()) == {"h0", "h1"}
         assert "etcd does not name it any more" in made[0].log
         wait_for(lambda: len(made[0].status().peers) == 1)
+
+
+def test_a_kvd_that_stops_takes_its_key_with_it_and_waits_for_no_etcd_that_hangs() -> None:
+    with etcd() as server, kvds(3, server) as made:
+        wait_for(lambda: all_there(server, made), 20)
+        assert made[2].stop() == 0
+        assert set(server.hosts()) == {"h0", "h1"}
+        server.signal(signal.SIGSTOP)
+        began = time.monotonic()
+        assert made[1].stop() == 0
+        took = time.monotonic() - began
+        measured("a kvd stops while etcd hangs", took)
+        assert took < 5.0
+        server.signal(signal.SIGCONT)
+        wait_for(lambda: set(server.hosts()) == {"h0"}, 30)
 
 
 def test_the_next_server_is_asked_where_one_does_not_answer() -> None:

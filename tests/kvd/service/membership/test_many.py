@@ -8,8 +8,8 @@ import time
 import pytest
 
 from kvd.wire.query import KvdStatus
-from tests.kvd.service.membership.test_etcd import kvds
 from tests.support.daemons import Daemon, measured, wait_for
+from tests.support.etcd_kvds import kvds
 from tests.support.etcds import NEEDS_ETCD, etcd
 
 COUNT = int(os.environ.get("KVDS", "12"))
