@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from kvd.client.session import KvdSession
-from kvd.service.peers.handshakes import complementary
+from kvd.service.peers.peer_engine import complementary
 from kvd.wire.frame import Message
 from kvd.wire.handshake import PeerGone, PeerReady
 from kvd.wire.identity import EngineFacts, Role

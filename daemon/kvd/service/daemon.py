@@ -39,7 +39,7 @@ class Daemon:
     """All state of a daemon. ``config`` is replaced by a reload, ``draining`` and ``prepared`` are set once.
 
     ``parts_given`` are parts of cards for peers, if there may be peers. ``push_places`` has the messages of pushes that
-    wait for an answer now.
+    wait for an answer now. ``engine_changes`` is one more than how often engines came up or ended.
     """
 
     config: Config
@@ -72,6 +72,7 @@ class Daemon:
     parts_given: PartsGiven | None = None
     draining: bool = False
     prepared: bool = False
+    engine_changes: int = 1
     loop_lag: float = 0.0
     loop_monitor: LoopMonitor = field(default_factory=LoopMonitor)
     push_places: Budget = field(default_factory=lambda: Budget("messages of pushes", "block ids"))

@@ -15,6 +15,7 @@ import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from kvd.service.engines.registry import Registry
 from kvd.service.errors import ConfigError, LedgerError, StartError
 from kvd.service.freed_memory import give_back
 from kvd.service.handlers import dispatch, leases, outcomes, queries, registration
+from kvd.service.handlers.handshake import engines_changed
 from kvd.service.ledger.ledger import Ledger
 from kvd.service.log import writers
 from kvd.service.loop_monitor import LoopMonitor
@@ -99,10 +101,16 @@ class _Wiring:
 
     def engine_up(self, engine: LocalEngine) -> None:
         """Engines that it may read from, or be read by, are introduced to it, and it to them."""
+        self.daemon.engine_changes += 1
         self.daemon.handshakes.local_engine_up(engine)
+        if self.daemon.peer is not None and engine.elsewhere is None:
+            self.daemon.subscribers.engines_changed(
+                partial(engines_changed, self.daemon), self.daemon.peer.send
+            )
 
     def engine_ended(self, engine: LocalEngine, generation: str, reason: str) -> None:
         """Local users, other kvds, and the engine's own clients are told."""
+        self.daemon.engine_changes += 1
         self.daemon.handshakes.local_engine_ended(engine, generation, reason)
         if self.daemon.peer is not None:
             self.daemon.subscribers.engine_ended(
@@ -253,7 +261,7 @@ def _assemble(config: Config, myself: Myself, keys: Keys | None, bound: _Bound, 
     counters, events, router = bound.counters, bound.events, bound.local
     registry = Registry(events, myself.started + config.liveness.settle_seconds)
     counts = OutcomeCounts()
-    ping = Ping(kvd_id=myself.kvd_id, kvd_generation=myself.generation)
+    ping = Ping(kvd_id=myself.kvd_id, kvd_generation=myself.generation, told=True)
     comparers = ComparerPool(counters)
     table = LeaseTable(config.leases, events, counts, router.send, router.ask)
     links = PeerLinks(

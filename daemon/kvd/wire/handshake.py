@@ -138,19 +138,23 @@ class Ping(Request, tag="ping", frozen=True, kw_only=True):
     """kvd to kvd: are you there? Carries the engines (id, generation) of yours that I still use.
 
     ``known`` are ids of all engines of yours that I know, gone ones too: of others I need not be told that they are
-    ready. None from a kvd that does not say.
+    ready. None from a kvd that does not say. ``told``: I take `EnginesChanged`.
     """
 
     kvd_id: Id
     kvd_generation: Id
     using: Generations = ()
     known: Annotated[tuple[Id, ...], Meta(max_length=MOST_ENGINES)] | None = None
+    told: bool = False
 
 
 class Pong(Reply, tag="pong", frozen=True, kw_only=True):
     """kvd to kvd: here; of the engines you use, these (id, generation) are gone; and these are ready here.
 
     ``draining`` are the ids of those that you know, and that are to be given nothing new (`kvd.wire.drain`).
+    ``changes`` is one more than how often engines came up here or ended since this kvd was started, 0 from a kvd that
+    does not say. While it stays the same `kvd.wire.query.ListEngines` has nothing new, and without ``up`` engines
+    nothing at all.
     """
 
     kvd_id: Id
@@ -158,3 +162,12 @@ class Pong(Reply, tag="pong", frozen=True, kw_only=True):
     gone: Generations = ()
     ready: Generations = ()
     draining: Annotated[tuple[Id, ...], Meta(max_length=MOST_ENGINES)] = ()
+    changes: Count = 0
+    up: Count = 0
+
+
+class EnginesChanged(Reply, tag="engines_changed", frozen=True, kw_only=True):
+    """kvd to kvd, pushed to whoever said that it takes this: an engine came up here; the fields are those of `Pong`."""
+
+    changes: Count
+    up: Count

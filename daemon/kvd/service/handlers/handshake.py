@@ -12,7 +12,7 @@ from kvd.service.peers.giving import LARGE_ENGINE
 from kvd.service.sockets.router import Caller
 from kvd.wire.card_parts import PART_BYTES, card_bytes, part_bytes, part_from, with_workers
 from kvd.wire.frame import Message
-from kvd.wire.handshake import DescribeEngine, EngineDescribed, GetPeer, Ping, Pong
+from kvd.wire.handshake import DescribeEngine, EngineDescribed, EnginesChanged, GetPeer, Ping, Pong
 from kvd.wire.limits import MOST_FOR_DAEMON
 
 MOST_READY = 1024
@@ -79,7 +79,19 @@ def ping(daemon: Daemon, caller: Caller, message: Ping) -> Pong:
         gone=gone,
         ready=ready,
         draining=tuple(islice(known, MOST_READY)),
+        changes=daemon.engine_changes,
+        up=_up(daemon),
     )
+
+
+def engines_changed(daemon: Daemon) -> EnginesChanged:
+    """What other kvds are told when an engine came up here."""
+    return EnginesChanged(changes=daemon.engine_changes, up=_up(daemon))
+
+
+def _up(daemon: Daemon) -> int:
+    """Engines that have all their workers: whoever wants to know more asks."""
+    return daemon.registry.counts.of.get("engines.ready", 0)
 
 
 def _ready(daemon: Daemon, known: tuple[str, ...] | None) -> Iterator[tuple[str, str]]:

@@ -220,7 +220,7 @@ async def _keep(me: EtcdSelf, client: EtcdClient, view: EtcdView) -> None:
 
 
 async def _give_up_lease(client: EtcdClient, view: EtcdView) -> None:
-    """This kvd stops: with its lease its key goes now. Where etcd does not answer at once, both go when that ran out."""
+    """This kvd stops: with its lease its key goes now. Where etcd does not answer soon, both go when that ran out."""
     if not view.lease or view.trouble:
         return
     with contextlib.suppress(EtcdAway, TimeoutError):

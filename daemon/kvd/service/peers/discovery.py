@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvd.service.engines.local_engine import LocalEngine
 from kvd.service.engines.registry import Registry
 from kvd.service.errors import PeerAway, RequestRefused
-from kvd.service.peers.handshakes import Handshakes, complementary
+from kvd.service.peers.handshakes import Handshakes
+from kvd.service.peers.link import PeerLink
 from kvd.service.peers.links import PeerLinks
-from kvd.service.slices import SLICE_SECONDS
+from kvd.service.peers.peer_engine import complementary
+from kvd.service.slices import paced
 from kvd.wire.codes import RefusalCode
 from kvd.wire.handshake import GetPeer
 from kvd.wire.identity import Endpoint
@@ -22,8 +25,10 @@ from kvd.wire.query import EngineList, EngineRow, ListEngines
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
-PING_SECONDS = 0.02
-"""How often it is looked whether the first ping was answered, which is sent as soon as there is a connection."""
+SETTLED_LOOKS = 30
+"""So many times longer is the pause where nothing is left to do, and whatever changes is told of."""
+FULL_SECONDS = 25.0
+"""How old the list of another kvd's engines may be, whatever it tells of changes."""
 MOST_ROWS = 1024
 """Most engines of one other kvd that are looked at."""
 SETTLED: frozenset[RefusalCode] = frozenset({"KVD-INCOMPATIBLE", "KVD-COMPARE-LIMIT", "KVD-PEER-CARD"})
@@ -38,7 +43,7 @@ def warn(text: str) -> None:
 
 
 def every_second() -> float:
-    """The pause between two looks at one other kvd."""
+    """The pause between two looks at one other kvd, while something is left to do there."""
     return LOOK_SECONDS
 
 
@@ -61,82 +66,98 @@ async def discover(
     registry: Registry,
     looking: Looking = WRITTEN_DOWN,
 ) -> None:
-    """Until cancelled: hand each engine that is up behind ``endpoint`` to each local engine that may need it."""
-    refused: dict[tuple[str, str], float] = {}
+    """Until cancelled: hand each engine that is up behind ``endpoint`` to each local engine that may need it.
+
+    The other kvd says when its engines change, and is not asked before. Local engines that come up wake this too.
+    """
+    seen = _Seen(endpoint)
     if looking.preferred:
         handshakes.trusted.add(endpoint)
     told = False
     try:
-        while True:
-            if not (trusted := links.trusts(endpoint)) and not told:
-                looking.warn(str(links.missing(endpoint)))
-            told = not trusted
-            try:
-                rows = await _rows(endpoint, links)
-                if await _is_another(endpoint, links):
-                    await _introduce(rows, endpoint, handshakes, registry, refused)
-            except PeerAway as away:
-                log.debug("%s", away.message)
-            await asyncio.sleep(looking.pause())
+        with handshakes.looks.at(endpoint) as woken:
+            while True:
+                woken.clear()
+                if not (trusted := links.trusts(endpoint)) and not told:
+                    looking.warn(str(links.missing(endpoint)))
+                told = not trusted
+                try:
+                    settled = await seen.look(links, handshakes, registry)
+                except PeerAway as away:
+                    settled = False
+                    log.debug("%s", away.message)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(looking.pause() * (SETTLED_LOOKS if settled else 1)):
+                        await woken.wait()
     finally:
         handshakes.trusted.discard(endpoint)
 
 
-async def _is_another(endpoint: Endpoint, links: PeerLinks) -> bool:
-    """Whether another kvd than this one answers there, as its first answer to a ping says."""
-    ends = time.monotonic() + LOOK_SECONDS
-    while (here := links.leads_here(endpoint)) is None and time.monotonic() < ends:  # noqa: ASYNC110 - a link announces nothing
-        await asyncio.sleep(PING_SECONDS)
-    return here is False
+@dataclass(slots=True)
+class _Seen:
+    """The engines of another kvd as they were seen last, and the pairs that were refused, with when."""
+
+    endpoint: Endpoint
+    rows: list[EngineRow] = field(default_factory=list)
+    of: tuple[str, int] = ("", 0)
+    """The other kvd's generation, and its number of changes."""
+    at: float = 0.0
+    refused: dict[tuple[str, str], float] = field(default_factory=dict)
+
+    async def look(self, links: PeerLinks, handshakes: Handshakes, registry: Registry) -> bool:
+        """Hand over what is there and was not. Whether all was done, and more will be told of. Raises `PeerAway`."""
+        link = links.get(self.endpoint)
+        if link.state != "up":
+            return False  # whoever comes up wakes this
+        if links.leads_here(self.endpoint):
+            return True
+        now, of = time.monotonic(), (link.generation, link.changes)
+        if not link.changes or of != self.of or now - self.at > FULL_SECONDS:
+            self.rows = await _rows(link) if link.engines or not link.changes else []
+            self.of, self.at = of, now
+        done = await self._introduce(handshakes, registry)
+        return done and bool(link.changes)
+
+    async def _introduce(self, handshakes: Handshakes, registry: Registry) -> bool:
+        now, done = time.monotonic(), True
+        for pair in [pair for pair, at in self.refused.items() if now - at > AGAIN_SECONDS]:
+            del self.refused[pair]
+        async for row in paced(self.rows):
+            if not (row.local and row.state == "ready" and row.scheduler):
+                continue
+            for local in _without(row, self.endpoint, handshakes, registry):
+                pair = (local.generation, row.generation)
+                if pair in self.refused or not local.up:
+                    continue
+                ask = GetPeer(
+                    local_engine=local.facts.engine_id,
+                    engine_id=row.engine.engine_id,
+                    endpoint=self.endpoint,
+                    generation=row.generation,
+                )
+                try:
+                    await handshakes.introduce(ask)
+                except RequestRefused as refusal:
+                    if refusal.code in SETTLED:
+                        self.refused[pair] = now  # said once, in an event
+                    else:
+                        done, self.of = False, ("", 0)  # it may have changed
+                    log.info("%s: %s", self.endpoint.host, refusal.message)
+        return done
 
 
-async def _rows(endpoint: Endpoint, links: PeerLinks) -> list[EngineRow]:
+async def _rows(link: PeerLink) -> list[EngineRow]:
     """The engines of another kvd, page by page. Raises `PeerAway`."""
     rows: list[EngineRow] = []
     after = ""
     while len(rows) < MOST_ROWS:
-        answer = await links.get(endpoint).ask(ListEngines(after=after), LOOK_SECONDS)
+        answer = await link.ask(ListEngines(after=after), LOOK_SECONDS)
         if not isinstance(answer, EngineList) or not answer.rows:
             break
         rows += answer.rows
         if not (after := answer.more):
             break
     return rows[:MOST_ROWS]
-
-
-async def _introduce(
-    engines: list[EngineRow],
-    endpoint: Endpoint,
-    handshakes: Handshakes,
-    registry: Registry,
-    refused: dict[tuple[str, str], float],
-) -> None:
-    now = time.monotonic()
-    for pair in [pair for pair, at in refused.items() if now - at > AGAIN_SECONDS]:
-        del refused[pair]
-    ends = now + SLICE_SECONDS
-    for row in engines:
-        if time.monotonic() > ends:
-            await asyncio.sleep(0)
-            ends = time.monotonic() + SLICE_SECONDS
-        if not (row.local and row.state == "ready" and row.scheduler):
-            continue
-        for local in _without(row, endpoint, handshakes, registry):
-            pair = (local.generation, row.generation)
-            if pair in refused or not local.up:
-                continue
-            ask = GetPeer(
-                local_engine=local.facts.engine_id,
-                engine_id=row.engine.engine_id,
-                endpoint=endpoint,
-                generation=row.generation,
-            )
-            try:
-                await handshakes.introduce(ask)
-            except RequestRefused as refusal:
-                if refusal.code in SETTLED:
-                    refused[pair] = now  # said once, in an event
-                log.info("%s: %s", endpoint.host, refusal.message)
 
 
 def _without(

@@ -18,13 +18,14 @@ from kvd.service.peers.compatibility import CompatibilityCache, next_step, unlik
 from kvd.service.peers.fetching import Flights
 from kvd.service.peers.greetings import Greetings
 from kvd.service.peers.links import PeerLinks
+from kvd.service.peers.looks import Looks
 from kvd.service.peers.one_card import displaced
-from kvd.service.peers.peer_engine import PeerEngine, PeerEngineKey
+from kvd.service.peers.peer_engine import PeerEngine, PeerEngineKey, complementary
 from kvd.service.peers.peer_store import ENDED_SECONDS, PeerStore
 from kvd.service.sockets.events import Events
 from kvd.wire.frame import Message
 from kvd.wire.handshake import DescribeEngine, GetPeer, PeerGone, PeerReady
-from kvd.wire.identity import HERE, Endpoint, EngineCard, Role
+from kvd.wire.identity import HERE, Endpoint, EngineCard
 
 PushTo = Callable[[bytes, Message], None]
 MOST_WAITING = 1024
@@ -76,13 +77,12 @@ class Handshakes:
         self._handing_out = asyncio.Lock()
         self._greetings = Greetings(self.introduce, events.counters)
         self._telling: set[asyncio.Task[None]] = set()
+        self.looks = Looks()
 
     def known(self, ask: GetPeer, asker: bytes = b"") -> PeerReady | None:
         """What `get` would give where the engine was given that peer before; None where that takes any work."""
-        engine, peer = (
-            self._registry.ready(ask.local_engine),
-            self._current((ask.endpoint, ask.engine_id), ask),
-        )
+        engine = self._registry.ready(ask.local_engine)
+        peer = self._current((ask.endpoint, ask.engine_id), ask)
         if engine is None or peer is None or ask.endpoint == HERE:
             return None
         if peer.users.get(ask.local_engine) != engine.generation:
@@ -226,6 +226,7 @@ class Handshakes:
     def link_up(self, endpoint: Endpoint) -> None:
         """The peer kvd is back: what is known of its engines holds until it says otherwise."""
         self._mark(endpoint, "ready", "")
+        self.looks.wake(endpoint)
 
     def link_down(self, endpoint: Endpoint, reason: str) -> None:
         """The peer kvd is away. Its engines may well live: what is known stays in use."""
@@ -252,6 +253,10 @@ class Handshakes:
             if peer is not None and (peer.state == "gone" or peer.card.generation != generation):
                 self._greet((endpoint, engine_id), peer.friends, generation)
 
+    def engines_changed(self, endpoint: Endpoint) -> None:
+        """Engines of a peer kvd came up or ended."""
+        self.looks.wake(endpoint)
+
     def peer_engines_draining(self, endpoint: Endpoint, draining: tuple[str, ...]) -> None:
         """Of a peer kvd's engines these are to be given nothing new."""
         for peer in self.peers.at(endpoint).values():
@@ -265,6 +270,7 @@ class Handshakes:
         in a null block is settled only afterwards.
         """
         engine_id = engine.facts.engine_id
+        self.looks.wake_all()
         for key, peer in self.peers.items():
             if peer.state == "ready" and engine_id in peer.friends and key[0] != HERE:
                 self._greet(key, {engine_id}, peer.card.generation)
@@ -392,8 +398,3 @@ class Handshakes:
         for peer in self.peers.at(endpoint).values():
             if peer.state not in ("gone", state):
                 peer.change(state, reason)
-
-
-def complementary(local: Role, peer: Role) -> bool:
-    """Whether KV can move between engines of these roles."""
-    return "both" in (local, peer) or local != peer

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import msgspec
 
@@ -16,6 +17,7 @@ from kvd.service.background_tasks import BackgroundTasks
 from kvd.service.config import PeerSettings
 from kvd.service.errors import PeerAway
 from kvd.service.peers import troubles
+from kvd.service.peers.listener import Listener
 from kvd.service.peers.troubles import NO_KEYS, LinkKeys, Trouble
 from kvd.service.sockets.channel import Channel, ChannelEnd, ChannelOwner
 from kvd.service.sockets.dialling import DialKind
@@ -24,7 +26,7 @@ from kvd.service.sockets.limits import HANDSHAKE_SECONDS, UNSENT_BYTES
 from kvd.service.sockets.reservations import Hold
 from kvd.wire.errors import WireError
 from kvd.wire.frame import Message, decode, encode
-from kvd.wire.handshake import EngineEnded, Ping, Pong
+from kvd.wire.handshake import EngineEnded, EnginesChanged, Ping, Pong
 from kvd.wire.identity import Endpoint
 from kvd.wire.limits import FOR_CLIENTS, MOST_FOR_DAEMON
 from kvd.wire.query import PeerRow
@@ -39,41 +41,19 @@ RECONNECT_SECONDS = (0.05, 0.5)
 """First and longest pause before a connection is made again; it doubles in between."""
 NEVER_UP_RECONNECT_SECONDS = 2.0
 """The longest pause while nobody ever answered there."""
+QUIET_SECONDS = 5.0
+"""A link that nobody asked for so long, and over which no engine is used, is quiet: it is pinged now and then."""
 MOST_TOLD = 8
 """Troubles of one peer that the log is told of before it is up again."""
 
 Dial = Callable[[ChannelOwner, DialKind], Awaitable[Channel]]
 
 
-class Listener(Protocol):
-    """Who has to be told of what links see; called on the loop, must not wait."""
-
-    def known_ids(self, endpoint: Endpoint) -> tuple[str, ...]:
-        """The ids of all engines behind an endpoint that are known, gone ones too."""
-
-    def using(self, endpoint: Endpoint) -> tuple[tuple[str, str], ...]:
-        """The engines (id, generation) behind an endpoint that local ones use."""
-
-    def link_up(self, endpoint: Endpoint) -> None:
-        """The peer answers (again)."""
-
-    def link_down(self, endpoint: Endpoint, reason: str) -> None:
-        """The peer does not answer."""
-
-    def peer_engine_gone(self, endpoint: Endpoint, engine_id: str, generation: str, reason: str) -> None:
-        """The peer says that this generation ended."""
-
-    def peer_engines_ready(self, endpoint: Endpoint, ready: tuple[tuple[str, str], ...]) -> None:
-        """The peer has these engines (id, generation)."""
-
-    def peer_engines_draining(self, endpoint: Endpoint, draining: tuple[str, ...]) -> None:
-        """Of the engines that are known these are draining, and no other is."""
-
-
 class PeerLink:
     """The way to one other kvd, which is pinged from now on; ``me`` is a `Ping` without its ``using``.
 
-    ``dial`` makes a connection, for the peer that has the key in ``keys``.
+    ``dial`` makes a connection, for the peer that has the key in ``keys``. ``quiet_pause`` is how long a quiet link is
+    left alone.
     """
 
     def __init__(
@@ -85,6 +65,7 @@ class PeerLink:
         listener: Listener,
         me: Ping,
         keys: LinkKeys = NO_KEYS,
+        quiet_pause: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.endpoint, self.keys = endpoint, keys
         self.state: Literal["connecting", "up", "down"] = "connecting"
@@ -93,6 +74,9 @@ class PeerLink:
         self.kvd_id = ""
         self.generation = ""
         self.used = time.monotonic()
+        self.changes, self.engines = 0, 0  # as the last `Pong` has them
+        self._quiet_pause = quiet_pause
+        self._hurry = asyncio.Event()
         self._dial, self._settings, self._events, self._listener = dial, settings, events, listener
         self._ids = itertools.count(1)
         self._asked: dict[int, asyncio.Future[Message]] = {}
@@ -125,6 +109,7 @@ class PeerLink:
         Raises `PeerAway` where none came in time, and at once where the connection is lost or the peer is down.
         """
         self.used = time.monotonic()
+        self._hurry.set()
         if self.state == "down":
             raise PeerAway(f"the kvd at {self.endpoint} is down since {time.time() - self.since:.1f} s")
         return await self._ask(message, seconds)
@@ -191,6 +176,7 @@ class PeerLink:
             self._connected = asyncio.get_running_loop().create_future()
         if not self._lost.done():
             self._lost.set_result(None)
+        self._hurry.set()
 
     async def _for_ever(self, work: Callable[[], Awaitable[None]]) -> None:
         """Do what a link does until it ends. An error that nobody thought of ends it for no longer than a pause."""
@@ -282,6 +268,10 @@ class PeerLink:
             self._listener.peer_engine_gone(
                 self.endpoint, message.engine_id, message.generation, message.reason
             )
+        elif isinstance(message, EnginesChanged):
+            self._on_engines(message)
+            if self._listener.known_ids(self.endpoint):
+                self._hurry.set()  # the answer to a ping names those that are known and back
         elif (asked := self._asked.get(correlation)) and not asked.done():
             asked.set_result(message)
         else:
@@ -309,6 +299,26 @@ class PeerLink:
                     self._on_pong(answer, last_heard - began)
             pause = DOWN_PING_SECONDS if self.state == "down" else self._settings.ping_seconds
             await asyncio.sleep(max(PAUSE_SECONDS, pause - (time.monotonic() - began)))
+            if await self._left_alone(last_heard >= began):
+                last_heard = time.monotonic()
+
+    async def _left_alone(self, answered: bool) -> bool:
+        """Whether it was: nobody needs this link now. Returns as soon as somebody does, or its connection is lost."""
+        pause = self._quiet_pause() - self._settings.ping_seconds
+        recently = time.monotonic() - self.used < QUIET_SECONDS
+        if (
+            recently
+            or not answered
+            or pause <= 0
+            or self._channel is None
+            or self._listener.using(self.endpoint)
+        ):
+            return False
+        self._hurry.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause):
+                await self._hurry.wait()
+        return True
 
     def _does_not_answer(self, why: str) -> None:
         if self.state != "down":
@@ -327,7 +337,10 @@ class PeerLink:
             await asyncio.wait([self._connected])
 
     def _on_pong(self, answer: Pong, seconds: float) -> None:
+        if self.generation != answer.kvd_generation:
+            self.changes = 0
         self.rtt, self.kvd_id, self.generation = seconds, answer.kvd_id, answer.kvd_generation
+        self._on_engines(answer)
         if self.state != "up":
             self._change("up", "")
         for engine_id, generation in answer.gone:
@@ -335,6 +348,11 @@ class PeerLink:
             self._listener.peer_engine_gone(self.endpoint, engine_id, generation, reason)
         self._listener.peer_engines_ready(self.endpoint, answer.ready)
         self._listener.peer_engines_draining(self.endpoint, answer.draining)
+
+    def _on_engines(self, told: Pong | EnginesChanged) -> None:
+        if told.changes != self.changes:
+            self.changes, self.engines = told.changes, told.up
+            self._listener.engines_changed(self.endpoint)
 
     def _no_connection(self, seconds: float) -> str:
         why = f": {self._trouble.reason}" if self.failed else ""

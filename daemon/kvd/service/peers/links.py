@@ -11,7 +11,8 @@ from itertools import islice
 from kvd.service.config import PeerSettings
 from kvd.service.errors import PeerAway
 from kvd.service.peers import troubles
-from kvd.service.peers.link import Listener, PeerLink
+from kvd.service.peers.link import PeerLink
+from kvd.service.peers.listener import Listener
 from kvd.service.peers.troubles import LinkKeys, Trouble
 from kvd.service.peers.trust import Keys
 from kvd.service.sockets.channel import Channel, ChannelOwner
@@ -27,6 +28,9 @@ MOST_UNTRUSTED = 256
 """Rows of those that are to be linked and not trusted, for operators; a gauge counts all."""
 CANDIDATES = 64
 """Links that are looked at for one that gives way."""
+QUIET_PINGS_A_SECOND = 16
+LONGEST_QUIET_SECONDS = 10.0
+"""How often links are pinged that nobody needs now: so many in a second, each after this long at the latest."""
 IDLE_SECONDS = 120.0
 """A link that nothing uses is closed after this long."""
 
@@ -88,11 +92,16 @@ class PeerLinks:
                 self.listener,
                 self._me,
                 LinkKeys(key, self._ours),
+                self._quiet_pause,
             )
             self._unproven[endpoint] = link
         if not link.connected:
             self._look_up(endpoint)
         return link
+
+    def _quiet_pause(self) -> float:
+        """The more links there are, the less often each of those that nobody needs now is pinged."""
+        return min(LONGEST_QUIET_SECONDS, len(self.links) / QUIET_PINGS_A_SECOND)
 
     def _look_up(self, endpoint: Endpoint) -> None:
         whose = ASKER.get(), endpoint.host

@@ -12,7 +12,7 @@ import msgspec
 from kvd.service.engines.local_engine import briefly
 from kvd.wire.card_parts import kept_bytes, part_from, with_workers
 from kvd.wire.handshake import PeerReady
-from kvd.wire.identity import Endpoint, EngineCard
+from kvd.wire.identity import Endpoint, EngineCard, Role
 
 PeerEngineKey = tuple[Endpoint, str]
 """Where a peer engine is and its id; `HERE` for one at this kvd."""
@@ -93,3 +93,8 @@ class PeerEngine:
             if len(self._answers) > ANSWERS_KEPT:
                 self._answers.popitem(last=False)
         return ready
+
+
+def complementary(local: Role, peer: Role) -> bool:
+    """Whether KV can move between engines of these roles."""
+    return "both" in (local, peer) or local != peer

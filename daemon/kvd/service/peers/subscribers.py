@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from kvd.service.background_tasks import BackgroundTasks
 from kvd.service.engines.local_engine import LocalEngine
 from kvd.service.engines.registry import Registry
+from kvd.service.slices import paced
 from kvd.wire.card_parts import text_bytes
 from kvd.wire.frame import Message
 from kvd.wire.handshake import EngineEnded, Ping
@@ -18,6 +21,8 @@ GIVEN_SECONDS = 5.0
 FORGET_SECONDS = 30.0
 """A subscriber that has not pinged for this long is forgotten; its next ping brings it back."""
 PRUNE_SECONDS = 1.0
+TOGETHER_SECONDS = 0.02
+"""Engines that come up within this are told of together."""
 MOST = 8192
 """Most subscribers that are remembered; the one that was silent for longest goes first."""
 MOST_OF_KEY = 64
@@ -34,7 +39,7 @@ class Subscriber:
 
     Remembered is what is here now, since a peer may name whatever it likes, and after a start a little of what may come
     back: it may come and end between two pings. ``last_heard`` and the times in ``given`` are time.monotonic(). ``key``
-    is its host's, empty where peers have none.
+    is its host's, empty where peers have none. ``told``: it takes `EnginesChanged`.
     """
 
     kvd_id: str
@@ -42,6 +47,7 @@ class Subscriber:
     using: dict[str, str] = field(default_factory=dict)
     last_heard: float = field(default_factory=time.monotonic)
     given: dict[str, float] = field(default_factory=dict)
+    told: bool = False
 
 
 class Subscribers:
@@ -52,6 +58,8 @@ class Subscribers:
         self._of: dict[bytes, OrderedDict[bytes, None]] = {}
         """Routes by key."""
         self._pruned = time.monotonic()
+        self._telling = BackgroundTasks()
+        self._changed = False
 
     def described(self, route: bytes, kvd_id: str, engine: LocalEngine, key: bytes = b"") -> None:
         """A card was given out."""
@@ -82,7 +90,7 @@ class Subscribers:
             elif engine_id not in using and (size := text_bytes((engine_id, generation))) <= room:
                 using[engine_id] = generation
                 room -= size
-        self._put(route, Subscriber(ping.kvd_id, key, using, now, given))
+        self._put(route, Subscriber(ping.kvd_id, key, using, now, given, ping.told))
         return gone
 
     def _put(self, route: bytes, subscriber: Subscriber) -> None:
@@ -127,6 +135,20 @@ class Subscribers:
         return sorted(
             {one.kvd_id for one in self._by_route.values() if one.using.get(engine_id) == generation}
         )
+
+    def engines_changed(self, changed: Callable[[], Message], send: Callable[[bytes, Message], None]) -> None:
+        """Tell all others that engines here changed: once, soon, where several do."""
+        self._changed = True
+        if not self._telling.running:
+            self._telling.begin(self._tell(changed, send))
+
+    async def _tell(self, changed: Callable[[], Message], send: Callable[[bytes, Message], None]) -> None:
+        while self._changed:
+            await asyncio.sleep(TOGETHER_SECONDS)
+            self._changed = False
+            message = changed()
+            async for route in paced([route for route, one in self._by_route.items() if one.told]):
+                send(route, message)
 
     def engine_ended(
         self, engine_id: str, generation: str, reason: str, send: Callable[[bytes, Message], None]

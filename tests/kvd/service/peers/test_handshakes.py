@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
@@ -41,6 +41,7 @@ class OtherKvd:
         self.answer = answer
         self.turns = turns
         self.asked: list[Message] = []
+        self.state, self.generation, self.changes, self.engines = "up", "k", 0, 0
 
     def get(self, _endpoint: Endpoint) -> OtherKvd:
         return self
@@ -170,30 +171,33 @@ def test_a_card_that_finds_no_room_takes_nothing_back(monkeypatch: pytest.Monkey
     asyncio.run(run())
 
 
-def test_discovery_hands_over_a_peer_once_and_asks_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(discovery, "LOOK_SECONDS", 0.0)
-    card = worker(facts("p")).card
-    peer = EngineCard(engine=card.engine, generation=generation_of([card.incarnation]), workers=(card,))
-    row = EngineRow(
-        engine=peer.engine, generation=peer.generation, local=True, state="ready", ranks=(), since=0.0,
-        scheduler=True,
-    )  # fmt: skip
+class Listing(OtherKvd):
+    """A kvd with engine ``p``, which counts how often it is asked for its engines."""
 
-    class Listing(OtherKvd):
-        async def ask(self, message: Message, seconds: float) -> Message:
-            if isinstance(message, ListEngines):
-                self.looks += 1
-                return EngineList(rows=(row,))
+    def __init__(self) -> None:
+        card = worker(facts("p")).card
+        self.peer = EngineCard(
+            engine=card.engine, generation=generation_of([card.incarnation]), workers=(card,)
+        )
+        super().__init__(EngineDescribed(card=self.peer, kvd_generation="k"))
+        self.looks = 0
+
+    async def ask(self, message: Message, seconds: float) -> Message:
+        if not isinstance(message, ListEngines):
             return await super().ask(message, seconds)
+        self.looks += 1
+        row = EngineRow(
+            engine=self.peer.engine, generation=self.peer.generation, local=True, state="ready", ranks=(),
+            since=0.0, scheduler=True,
+        )  # fmt: skip
+        return EngineList(rows=(row,))
 
-        looks = 0
+
+def discovered(other: Listing, play: Callable[[Handshakes, list[GetPeer]], Awaitable[None]]) -> None:
+    """While another kvd is looked at something is done with the handshakes, and with what was asked for."""
 
     async def run() -> None:
-        other = Listing(EngineDescribed(card=peer, kvd_generation="k"))
         made = handshakes_with(other, Counter())
-        made._registry.engines["d"].take(
-            Client("scheduler", facts("d"), "chief", 1, b"chief", policy="recompute")
-        )
         asked: list[GetPeer] = []
         introduce = made.introduce
 
@@ -205,13 +209,79 @@ def test_discovery_hands_over_a_peer_once_and_asks_no_more(monkeypatch: pytest.M
         looking = asyncio.create_task(
             discovery.discover(THERE, cast("PeerLinks", other), made, made._registry)
         )
-        while other.looks < 5 and not looking.done():  # noqa: ASYNC110 - a look announces nothing
-            await asyncio.sleep(0)
+        async with asyncio.timeout(10):
+            await play(made, asked)
         assert looking.cancel()
-        assert [ask.engine_id for ask in asked] == ["p"]
-        assert made.users(THERE, "p", peer.generation) == {"d": made._registry.engines["d"].generation}
 
     asyncio.run(run())
+
+
+def brought_up(made: Handshakes) -> None:
+    """The local engine has its scheduler."""
+    engine = made._registry.engines["d"]
+    engine.take(Client("scheduler", facts("d"), "chief", 1, b"chief", policy="recompute"))
+    made.local_engine_up(engine)
+
+
+async def until(done: Callable[[], bool]) -> None:
+    while not done():  # noqa: ASYNC110 - a look announces nothing
+        await asyncio.sleep(0)
+
+
+def test_discovery_hands_over_a_peer_once_and_asks_a_kvd_of_an_earlier_version_again_and_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(discovery, "LOOK_SECONDS", 0.0)
+    other = Listing()
+
+    async def play(made: Handshakes, asked: list[GetPeer]) -> None:
+        brought_up(made)
+        await until(lambda: other.looks >= 5)
+        assert [ask.engine_id for ask in asked] == ["p"]
+        assert made.users(THERE, "p", other.peer.generation) == {"d": made._registry.engines["d"].generation}
+
+    discovered(other, play)
+
+
+def test_a_kvd_that_tells_of_changes_is_asked_when_there_is_one_and_not_for_engines_that_come_up_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(discovery, "SETTLED_LOOKS", 1000)
+    monkeypatch.setattr(discovery, "LOOK_SECONDS", 60.0)
+    other = Listing()
+    other.changes, other.engines = 2, 1
+
+    async def play(made: Handshakes, asked: list[GetPeer]) -> None:
+        await until(lambda: other.looks == 1)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not asked
+        brought_up(made)
+        await until(lambda: bool(made.users(THERE, "p", other.peer.generation)))
+        assert other.looks == 1, "what it has was known"
+        other.changes = 3
+        made.engines_changed(THERE)
+        await until(lambda: other.looks == 2)
+        assert len(asked) == 1
+
+    discovered(other, play)
+
+
+def test_a_kvd_without_engines_is_not_asked_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(discovery, "LOOK_SECONDS", 60.0)
+    other = Listing()
+    other.changes = 1
+
+    async def play(made: Handshakes, _asked: list[GetPeer]) -> None:
+        brought_up(made)
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert other.looks == 0
+        other.changes, other.engines = 2, 1
+        made.engines_changed(THERE)
+        await until(lambda: bool(made.users(THERE, "p", other.peer.generation)))
+
+    discovered(other, play)
 
 
 def test_params_that_name_no_address_of_a_kvd_are_refused_with_what_they_name() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
@@ -13,12 +14,15 @@ from kvd.service.config import PeerSettings
 from kvd.service.errors import PeerAway
 from kvd.service.peers import link
 from kvd.service.peers.link import Dial, PeerLink
+from kvd.service.peers.listener import Listener
 from kvd.service.peers.troubles import LinkKeys
 from kvd.service.sockets.channel import Channel
 from kvd.service.sockets.events import Events
-from kvd.wire.handshake import Ping
+from kvd.wire.frame import decode, encode
+from kvd.wire.handshake import Ping, Pong
 from kvd.wire.identity import Endpoint
 from kvd.zmtp.errors import ZmtpError
+from kvd.zmtp.events import Received
 
 THERE = Endpoint("there", 1)
 
@@ -28,12 +32,22 @@ class Told:
 
     def __init__(self) -> None:
         self.down: list[str] = []
+        self.used: tuple[tuple[str, str], ...] = ()
 
     def known_ids(self, _endpoint: Endpoint) -> tuple[str, ...]:
         return ()
 
     def using(self, _endpoint: Endpoint) -> tuple[tuple[str, str], ...]:
-        return ()
+        return self.used
+
+    def link_up(self, _endpoint: Endpoint) -> None:
+        """It is told of as the state of the link."""
+
+    def peer_engines_ready(self, _endpoint: Endpoint, _ready: object) -> None:
+        """Nobody uses any."""
+
+    def peer_engines_draining(self, _endpoint: Endpoint, _draining: object) -> None:
+        """The same."""
 
     def link_down(self, _endpoint: Endpoint, reason: str) -> None:
         self.down.append(reason)
@@ -45,7 +59,7 @@ def linked(dial: Callable[..., Any], talk: Callable[[PeerLink, Counter[str], Tol
 
     async def run() -> None:
         made = PeerLink(
-            THERE, cast("Dial", dial), PeerSettings(), Events(None, counters), cast("link.Listener", told),
+            THERE, cast("Dial", dial), PeerSettings(), Events(None, counters), cast("Listener", told),
             Ping(kvd_id="here", kvd_generation="g"),
         )  # fmt: skip
         try:
@@ -105,3 +119,86 @@ def test_a_peer_that_alternates_between_two_troubles_is_told_of_once_for_each(
         assert len([line for line in caplog.messages if line.startswith("the kvd at there:1: ")]) == 2
 
     linked(never, talk)
+
+
+class Answering:
+    """A connection whose other end answers each ping at once; it counts them."""
+
+    def __init__(self, owner: PeerLink) -> None:
+        self.owner, self.pings = owner, 0
+        self.unsent = self.buffers = 0
+
+    def send(self, _before: bytes, frame: bytes) -> None:
+        message, correlation = decode(frame)
+        assert isinstance(message, Ping)
+        self.pings += 1
+        answer = encode(Pong(kvd_id="there", kvd_generation="g"), correlation)
+        received = Received(answer, 1, len(answer))
+        asyncio.get_running_loop().call_soon(self.owner.received, cast("Channel", self), received, None)
+
+    def end(self, _cause: str = "told") -> None:
+        """Nothing more comes."""
+
+
+def answered(
+    talk: Callable[[PeerLink, Answering, Told], Awaitable[None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Talk about a quiet link that is up, whose peer answers; pings that are due come after 10 ms."""
+    monkeypatch.setattr(link, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(link, "QUIET_SECONDS", -1.0)
+    told = Told()
+
+    async def run() -> None:
+        there: list[Answering] = []
+
+        async def dial(owner: PeerLink, *_: object) -> Channel:
+            if there:
+                await asyncio.Event().wait()
+            there.append(Answering(owner))
+            asyncio.get_running_loop().call_soon(
+                owner.handshaken, cast("Channel", there[0]), cast("Any", None)
+            )
+            return cast("Channel", there[0])
+
+        made = PeerLink(
+            THERE, cast("Dial", dial), PeerSettings(ping_seconds=0.01, down_seconds=0.05),
+            Events(None, Counter()), cast("Listener", told), Ping(kvd_id="here", kvd_generation="g"),
+            quiet_pause=lambda: 60.0,
+        )  # fmt: skip
+        try:
+            async with asyncio.timeout(10):
+                while made.state != "up":  # noqa: ASYNC110 - a link announces nothing
+                    await asyncio.sleep(0)
+                await asyncio.sleep(0.1)
+                await talk(made, there[0], told)
+        finally:
+            await made.close()
+
+    asyncio.run(run())
+
+
+def test_a_link_that_nobody_needs_is_left_alone_until_somebody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def talk(made: PeerLink, there: Answering, told: Told) -> None:
+        assert there.pings == 1
+        assert isinstance(await made.ask(Ping(kvd_id="here", kvd_generation="g"), 5), Pong)
+        while there.pings < 3:  # noqa: ASYNC110 - a ping announces nothing
+            await asyncio.sleep(0)
+        told.used = (("p", "g"),)
+        made._hurry.set()
+        while there.pings < 8:  # noqa: ASYNC110 - a ping announces nothing
+            await asyncio.sleep(0)
+
+    answered(talk, monkeypatch)
+
+
+def test_a_connection_that_a_quiet_link_loses_may_be_made_anew_before_the_peer_is_down(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def talk(made: PeerLink, there: Answering, told: Told) -> None:
+        lost = time.monotonic()
+        made.ended(cast("Channel", there), "closed")
+        while not told.down:  # noqa: ASYNC110 - a link announces nothing
+            await asyncio.sleep(0)
+        assert time.monotonic() - lost >= 0.05
+
+    answered(talk, monkeypatch)

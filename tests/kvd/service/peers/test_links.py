@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable, Hashable
 from typing import Any, cast
 
 from kvd.service.config import PeerSettings
-from kvd.service.peers.link import Listener
 from kvd.service.peers.links import PeerLinks
+from kvd.service.peers.listener import Listener
 from kvd.service.sockets.channel import SocketContext
 from kvd.service.sockets.dialling import Dialler
 from kvd.service.sockets.events import Events
