@@ -11,6 +11,7 @@ from kvd.keys import KeyFileError
 from kvd.service.daemon import Daemon
 from kvd.service.errors import PeerAway
 from kvd.service.peers.trust import Keys
+from kvd.service.slices import paced
 from kvd.wire.identity import HERE
 
 log = logging.getLogger(__name__)
@@ -58,7 +59,7 @@ async def _read_again(daemon: Daemon, keys: Keys, reader: ThreadPoolExecutor) ->
     daemon.counters["keys.changes"] += 1
     daemon.sockets.end_peers(revoked)
     await daemon.links.keys_changed()
-    _link_again(daemon)
+    await _link_again(daemon)
 
 
 def _warn_of_two_keys(keys: Keys) -> None:
@@ -66,12 +67,13 @@ def _warn_of_two_keys(keys: Keys) -> None:
         log.warning("the list of trusted keys: %s: both are let in, and the last one counts", keys.twice)
 
 
-def _link_again(daemon: Daemon) -> None:
+async def _link_again(daemon: Daemon) -> None:
     """Make links anew to hosts that have another key now, or are trusted for the first time.
 
     Engines of the first are in use, and nobody asks for them again; the others are to be linked, used or not.
     """
     used = {at for (at, _), peer in daemon.handshakes.peers.items() if at != HERE and peer.state != "gone"}
-    for endpoint in used | daemon.links.kept:
-        with contextlib.suppress(PeerAway):
-            daemon.links.get(endpoint)
+    async for endpoint in paced(used | daemon.links.kept):
+        if daemon.links.trusts(endpoint):
+            with contextlib.suppress(PeerAway):
+                daemon.links.get(endpoint)

@@ -228,6 +228,7 @@ def status(daemon: Daemon) -> KvdStatus:
     }
     if misses := [count for name, count in counters.items() if name.startswith("misses.")]:
         counters["transfers.miss"] = sum(misses)
+    untrusted = daemon.links.untrusted
     return KvdStatus(
         kvd_id=daemon.myself.kvd_id,
         generation=daemon.myself.generation,
@@ -238,8 +239,8 @@ def status(daemon: Daemon) -> KvdStatus:
         runtime_dir=str(daemon.directory),
         endpoint=daemon.myself.endpoint,
         counters=counters,
-        gauges=gauges(daemon),
-        peers=daemon.links.rows(),
+        gauges=gauges(daemon, len(untrusted)),
+        peers=daemon.links.rows(untrusted),
         draining=daemon.draining,
         keys=_peer_keys(daemon),
         ledger_away=daemon.ledger.state.reason,
@@ -270,8 +271,8 @@ def _peer_keys(daemon: Daemon) -> PeerKeys | None:
     )
 
 
-def gauges(daemon: Daemon) -> dict[str, float]:
-    """Values of now, by dotted name."""
+def gauges(daemon: Daemon, untrusted: int) -> dict[str, float]:
+    """Values of now, by dotted name; ``untrusted`` is how many hosts are to be linked and have no trusted key."""
     names = ["engines.ready", "engines.partial", "engines.gone", "peers.connecting", "peers.up", "peers.down"]
     names += [
         f"{kind}.{state}" for kind in ("workers", "schedulers") for state in ("alive", "silent", "gone")
@@ -282,7 +283,7 @@ def gauges(daemon: Daemon) -> dict[str, float]:
     for link in daemon.links.links.values():
         values[f"peers.{link.state}"] += 1
     values["engines.draining"] = float(len(daemon.drains.of))
-    values["peers.untrusted"] = float(len(daemon.links.untrusted))
+    values["peers.untrusted"] = float(untrusted)
     membership = daemon.members.row()
     values["membership.members"] = float(membership.members)
     values["membership.vanished"] = float(membership.vanished)

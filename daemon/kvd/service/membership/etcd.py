@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -20,6 +19,7 @@ from kvd.service.membership.etcd_client import (
     EtcdClient,
     EtcdCompacted,
     EtcdLeaseUnknown,
+    EtcdManyChanges,
     EtcdTooLarge,
 )
 from kvd.service.membership.etcd_messages import (
@@ -44,6 +44,7 @@ from kvd.service.membership.etcd_messages import (
 from kvd.service.membership.etcd_settings import EtcdAccess, is_word
 from kvd.service.membership.members import Taker
 from kvd.service.membership.told import MOST_MEMBERS, ToldHost, Untold, place, shortly
+from kvd.service.slices import paced
 from kvd.service.sockets.resolver import Resolver
 from kvd.wire.identity import Endpoint
 
@@ -147,19 +148,14 @@ def read_host(kv: KeyValue, me: EtcdSelf) -> tuple[str, EtcdHost]:
     return name, EtcdHost(told, why, kv.value == me.value, kv.lease)
 
 
-def changed(
-    hosts: Mapping[str, EtcdHost], events: Iterable[WatchEvent], me: EtcdSelf
-) -> tuple[dict[str, EtcdHost], list[str]]:
-    """The hosts after some changes, and the names that were changed. There are never more than `MOST_KEYS`."""
-    after, names = dict(hosts), []
-    for event in events:
-        name, host = read_host(event.kv, me)
-        names.append(name)
-        if event.type == "DELETE":
-            after.pop(name, None)
-        elif name in after or len(after) < MOST_KEYS:
-            after[name] = host
-    return after, names
+def change(hosts: dict[str, EtcdHost], event: WatchEvent, me: EtcdSelf) -> tuple[str, EtcdHost]:
+    """Change the hosts by one event, and return whom it is about. There are never more than `MOST_KEYS`."""
+    name, host = read_host(event.kv, me)
+    if event.type == "DELETE":
+        hosts.pop(name, None)
+    elif name in hosts or len(hosts) < MOST_KEYS:
+        hosts[name] = host
+    return name, host
 
 
 async def follow(me: EtcdSelf, access: EtcdAccess, resolver: Resolver, taker: Taker) -> None:
@@ -256,7 +252,7 @@ async def _read(me: EtcdSelf, client: EtcdClient, view: EtcdView, taker: Taker) 
             view.read_again.clear()
             revision = await _read_all(me, client, view, taker)
             await _watch(me, client, view, taker, revision)
-        except EtcdCompacted:
+        except (EtcdCompacted, EtcdManyChanges):
             pass  # all is read anew
         except EtcdAway as away:
             taker.away(str(away))
@@ -280,7 +276,7 @@ async def _read_all(me: EtcdSelf, client: EtcdClient, view: EtcdView, taker: Tak
             limit //= 16
             continue
         revision = revision or answer.header.revision
-        for kv in answer.kvs:
+        async for kv in paced(answer.kvs):
             name, host = read_host(kv, me)
             hosts[name] = host
             size += len(kv.key) + len(kv.value)
@@ -290,11 +286,11 @@ async def _read_all(me: EtcdSelf, client: EtcdClient, view: EtcdView, taker: Tak
     view.hosts, view.full, view.read = hosts, not more, True
     if more:
         taker.wrong(f"more than {len(hosts):,} hosts stand there, which are all that is read", "many")
-    for host in hosts.values():
-        if host.wrong:
-            taker.wrong(host.wrong)
     _see_ours(me, view, taker)
     view.tell.set()
+    async for host in paced(hosts.values()):
+        if host.wrong:
+            taker.wrong(host.wrong)
     return revision
 
 
@@ -305,7 +301,7 @@ async def _watch(me: EtcdSelf, client: EtcdClient, view: EtcdView, taker: Taker,
         create = WatchCreate(key=me.prefix, range_end=_after(me.prefix), start_revision=revision + 1)
         async with contextlib.aclosing(client.watch(WatchQuestion(create_request=create))) as answers:
             async for answer in answers:
-                _take(me, view, taker, answer.events)
+                await _take(me, view, taker, answer.events)
 
     moved = client.moved
     watching = asyncio.create_task(watch())
@@ -320,16 +316,16 @@ async def _watch(me: EtcdSelf, client: EtcdClient, view: EtcdView, taker: Taker,
         await asyncio.gather(watching, again, return_exceptions=True)
 
 
-def _take(me: EtcdSelf, view: EtcdView, taker: Taker, events: tuple[WatchEvent, ...]) -> None:
-    if not events:
-        return
-    view.hosts, names = changed(view.hosts, events, me)
-    for name in names:
-        if (host := view.hosts.get(name)) is not None and host.wrong:
+async def _take(me: EtcdSelf, view: EtcdView, taker: Taker, events: tuple[WatchEvent, ...]) -> None:
+    ours = False
+    async for event in paced(events):
+        name, host = change(view.hosts, event, me)
+        ours |= name == me.name
+        if host.wrong and event.type != "DELETE":
             taker.wrong(host.wrong)
-    if me.name in names:
+        view.tell.set()
+    if ours:
         _see_ours(me, view, taker)
-    view.tell.set()
 
 
 async def _tell(me: EtcdSelf, view: EtcdView, taker: Taker) -> None:

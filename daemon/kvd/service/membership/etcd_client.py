@@ -26,12 +26,15 @@ from kvd.service.membership.etcd_messages import (
 )
 from kvd.service.membership.etcd_settings import EtcdAccess
 from kvd.service.membership.told import shortly
+from kvd.service.slices import paced
 from kvd.service.sockets.resolver import Resolver
 
 ASK_SECONDS = 2.0
 """How long one server may take for one answer."""
 MOST_BYTES = 4 << 20
-"""Of one answer, and of one message of a watch. A page of hosts has some 100 KB."""
+"""Of one answer. A page of hosts has some 100 KB, and few values may be large."""
+MOST_CHANGE_BYTES = 1 << 20
+"""Of one message of a watch, which is taken apart in one turn of the loop: 4,000 hosts that change at once."""
 READ_BYTES = 64 << 10
 LEASE_UNKNOWN = "requested lease not found"
 COMPACTED = "has been compacted"
@@ -46,6 +49,10 @@ class EtcdAway(Exception):
 
 class EtcdTooLarge(EtcdAway):
     """An answer has more bytes than are taken."""
+
+
+class EtcdManyChanges(EtcdAway):
+    """So much has changed at once that all is better read anew, page by page."""
 
 
 class EtcdLeaseUnknown(EtcdAway):
@@ -136,14 +143,15 @@ class EtcdClient:
             async with self._posting(question) as response:
                 async for chunk in response.content.iter_chunked(READ_BYTES):
                     *lines, last = chunk.split(b"\n")
-                    for line in lines:
-                        told = bytes(rest + line)
+                    async for line in paced(lines):
+                        rest += line
+                        _refuse_large(rest, at)
+                        if rest.strip():
+                            yield _streamed(bytes(rest))
                         rest.clear()
-                        if told.strip():
-                            yield _streamed(told)
                     rest += last
-                    if len(rest) > MOST_BYTES:
-                        raise EtcdTooLarge(f"{at} told of a change of more than {MOST_BYTES:,} bytes")
+                    _refuse_large(rest, at)
+                    await asyncio.sleep(0)  # else what is here already is taken in one turn
         except msgspec.MsgspecError as error:
             raise EtcdAway(f"{at} told of a change what is not etcd's: {shortly(str(error))}") from None
         except (TimeoutError, OSError, aiohttp.ClientError, ValueError) as error:
@@ -218,6 +226,11 @@ async def _body(response: aiohttp.ClientResponse) -> bytes:
         if len(found) > MOST_BYTES:
             raise EtcdTooLarge(f"{response.url.origin()} answered more than {MOST_BYTES:,} bytes")
     return bytes(found)
+
+
+def _refuse_large(told: bytearray, at: str) -> None:
+    if len(told) > MOST_CHANGE_BYTES:
+        raise EtcdManyChanges(f"{at} told of a change of more than {MOST_CHANGE_BYTES:,} bytes")
 
 
 def _streamed(line: bytes) -> WatchAnswer:

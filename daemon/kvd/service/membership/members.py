@@ -41,6 +41,8 @@ FORGET_SECONDS = 10.0
 """How long a member must be missing from the source's answers, with its link down, until it is forgotten."""
 AGAIN_SECONDS = 2.0
 """Pause after an error that nobody thought of, in a source or in the look at one member."""
+JOINS_A_TURN = 32
+"""Members that come or go in one turn of the loop: each has a task, which begins or ends in the next one."""
 LOOKS_A_SECOND = 512
 """Members that are looked at in a second. Of more each is looked at less often."""
 
@@ -183,18 +185,18 @@ class Members:
         A source may name thousands, so others get their turns meanwhile.
         """
         other_key: dict[Endpoint, str] = {}
-        async for endpoint in paced(list(self._told)):
+        async for endpoint in paced(list(self._told), JOINS_A_TURN):
             self._look_at(endpoint, other_key)
         self._other_key = other_key
-        self._forget()
+        await self._forget()
 
-    def _forget(self) -> None:
+    async def _forget(self) -> None:
         """Forget who vanished and whose link is down, both for some time: a source gets back data that it lost."""
         now, before = time.monotonic(), self._missing
         lost = [one for one in self.vanished if self._full and not self._links.up(one)]
         self._missing = {one: before.get(one, now) for one in lost}
-        for endpoint, since in list(self._missing.items()):
-            if now - since >= FORGET_SECONDS:
+        async for endpoint, since in paced(list(self._missing.items()), JOINS_A_TURN):
+            if now - since >= FORGET_SECONDS and endpoint in self._joined and endpoint not in self._told:
                 self._leave(endpoint, f"{self.source} does not name it any more, and its link is down")
 
     def _look_at(self, endpoint: Endpoint, other_key: dict[Endpoint, str]) -> None:

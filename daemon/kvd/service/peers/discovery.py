@@ -81,10 +81,11 @@ async def discover(
                 if not (trusted := links.trusts(endpoint)) and not told:
                     looking.warn(str(links.missing(endpoint)))
                 told = not trusted
+                settled = False
                 try:
-                    settled = await seen.look(links, handshakes, registry)
+                    if trusted:
+                        settled = await seen.look(links, handshakes, registry)
                 except PeerAway as away:
-                    settled = False
                     log.debug("%s", away.message)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(looking.pause() * (SETTLED_LOOKS if settled else 1)):

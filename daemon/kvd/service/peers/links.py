@@ -137,11 +137,11 @@ class PeerLinks:
             del self.links[endpoint]
             await link.close()
 
-    def rows(self) -> tuple[PeerRow, ...]:
-        """All links as operators see them, and who is to be linked and not trusted."""
+    def rows(self, untrusted: list[Endpoint]) -> tuple[PeerRow, ...]:
+        """All links as operators see them, and some of those that are to be linked and not trusted."""
         return (
             *(link.row() for link in self.links.values()),
-            *map(self._untrusted_row, self.untrusted[:MOST_UNTRUSTED]),
+            *map(self._untrusted_row, untrusted[:MOST_UNTRUSTED]),
         )
 
     @property

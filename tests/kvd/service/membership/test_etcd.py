@@ -231,6 +231,23 @@ def many(server: Etcd, count: int) -> None:
         server.ask("/v3/kv/txn", {"success": [put(number) for number in range(first, first + 1000)]})
 
 
+def test_a_change_of_thousands_of_hosts_at_once_is_read_page_by_page() -> None:
+    with (
+        etcd("--max-txn-ops", "4096", "--max-request-bytes", str(8 << 20)) as server,
+        kvds(1, server) as (kvd,),
+    ):
+        wait_for(lambda: membership(kvd).state == "known")
+        junk = [
+            {"request_put": {"key": encoded(f"{PREFIX}x-{n}"), "value": encoded("x" * 400)}}
+            for n in range(3000)
+        ]
+        server.ask("/v3/kv/txn", {"success": junk})
+        server.put("real", json.dumps({"address": "127.0.0.1:1"}))
+        wait_for(lambda: membership(kvd).members == 1, 20)
+        assert "is away" not in kvd.log
+        assert kvd.status().counters["membership.refused"] >= 3000
+
+
 def answers_meanwhile(kvd: Daemon, what: str) -> None:
     longest = 0.0
     for _ in range(50):

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.kvd.service.membership.test_etcd import all_linked, kvds, membership
 from tests.support.daemons import wait_for
+from tests.support.etcd_kvds import all_linked, kvds, membership
 from tests.support.etcds import NEEDS_ETCD, Etcd, etcd
 
 pytestmark = NEEDS_ETCD

@@ -11,10 +11,12 @@ import pytest
 from kvd.service.membership import etcd_client
 from kvd.service.membership.etcd_client import (
     MOST_BYTES,
+    MOST_CHANGE_BYTES,
     EtcdAway,
     EtcdClient,
     EtcdCompacted,
     EtcdLeaseUnknown,
+    EtcdManyChanges,
     EtcdTooLarge,
 )
 from kvd.service.membership.etcd_messages import (
@@ -165,6 +167,8 @@ def test_a_watch_is_told_change_by_change_and_a_compacted_one_is_that() -> None:
         assert "\x1b" not in str(away.value)
 
 
-def test_a_change_without_an_end_is_given_up() -> None:
-    with pytest.raises(EtcdTooLarge):
-        asked(endless, watch=True)
+def test_a_change_without_an_end_or_a_very_large_one_is_given_up_and_all_is_to_be_read_anew() -> None:
+    events = b'{"kv":{"key":"YQ=="}},' * (MOST_CHANGE_BYTES // 20) + b'{"kv":{"key":"YQ=="}}'
+    for serve in (endless, answer(b'{"result":{"events":[' + events + b"]}}\n")):
+        with pytest.raises(EtcdManyChanges):
+            asked(serve, watch=True)
