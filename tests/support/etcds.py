@@ -21,9 +21,18 @@ import pytest
 from tests.kvd.service.test_metrics import free_port
 from tests.support.daemons import wait_for
 
-_UNPACKED = Path(__file__).parents[2] / ".builds" / "etcd" / "usr" / "bin" / "etcd"
-PROGRAM = shutil.which("etcd") or (str(_UNPACKED) if _UNPACKED.exists() else "")
+_UNPACKED = Path(__file__).parents[2] / ".builds" / "etcd" / "usr" / "bin"
+
+
+def _program(name: str) -> str:
+    return shutil.which(name) or (str(_UNPACKED / name) if (_UNPACKED / name).exists() else "")
+
+
+PROGRAM, TOOL = _program("etcd"), _program("etcdctl")
 NEEDS_ETCD = pytest.mark.skipif(not PROGRAM, reason="etcd is not here (Debian: etcd-server; .ci/setup etcd)")
+NEEDS_ETCDCTL = pytest.mark.skipif(
+    not TOOL, reason="etcdctl is not here (Debian: etcd-client; .ci/setup etcd)"
+)
 PREFIX = "/kvd/v1/test/hosts/"
 
 
@@ -121,6 +130,24 @@ class Etcd:
     def empty(self) -> None:
         """Take all its data away; it must not run."""
         shutil.rmtree(self.data)
+
+    def save(self) -> Path:
+        """A snapshot of its data as operators make it; it must run."""
+        made = self.folder / "snapshot.db"
+        self._tool("--endpoints", self.url, "snapshot", "save", str(made))
+        return made
+
+    def restore(self, snapshot: Path) -> None:
+        """Put a snapshot in place of its data; it must not run."""
+        self.empty()
+        peers = f"http://127.0.0.1:{self.peers}"
+        self._tool(
+            "snapshot", "restore", str(snapshot), "--data-dir", str(self.data), "--name", "default",
+            "--initial-cluster", f"default={peers}", "--initial-advertise-peer-urls", peers,
+        )  # fmt: skip
+
+    def _tool(self, *words: str) -> None:
+        subprocess.run([TOOL, *words], check=True, capture_output=True, timeout=60)
 
     def keep(self) -> Path:
         """Copy its data, to be set back later; it must not run."""
