@@ -18,6 +18,7 @@ from kvctl.engines.sources import EngineId, load_pair, ready_row, source
 from kvctl.errors import UsageError
 from kvctl.views.output import show_repeatedly
 from kvctl.views.topology.document import PairDocument, Topology, pair_document
+from kvctl.views.topology.localities import worker_localities
 from kvd.geometry.model import EngineGeometry
 
 if TYPE_CHECKING:
@@ -92,6 +93,8 @@ def describe_topology(  # noqa: PLR0913 (options)
         named, local, remote = _both_named(named, local, remote), None, None
     chosen = _chosen(settings, named, (model, local, remote))
     live = model is None and all(isinstance(source(name), EngineId) for name in named)
+    if live:
+        from kvctl import daemon
 
     def document(a: EngineGeometry, b: EngineGeometry) -> PairDocument:
         pair = described(a, b, tokens=tokens)
@@ -102,7 +105,12 @@ def describe_topology(  # noqa: PLR0913 (options)
         return pair_document(pair, link)
 
     def fetch() -> Topology:
-        return Topology(pairs=tuple(document(a, b) for a, b in chosen()))
+        pairs = chosen()
+        engine_ids = {engine.engine_id for pair in pairs for engine in pair} if live else set()
+        return Topology(
+            pairs=tuple(document(a, b) for a, b in pairs),
+            workers=worker_localities(daemon.workers(settings), engine_ids) if engine_ids else (),
+        )
 
     if not all(pair.compatible for pair in show_repeatedly(fetch, settings, watch).pairs):
         raise typer.Exit(1)

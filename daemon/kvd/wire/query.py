@@ -21,6 +21,7 @@ from kvd.wire.limits import (
     Text,
     Whole,
 )
+from kvd.wire.locality import Locality
 from kvd.wire.reply import Reply, Request
 
 
@@ -80,7 +81,7 @@ class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
 
     ``kind``: worker or scheduler; ``state``: alive, silent (heartbeats missing), gone. ``hidden``: it is another
     user's, and the asker may see only its name and state. ``at`` is the kvd that it is registered with, if that is
-    another one (`kvd.wire.part`).
+    another one (`kvd.wire.part`). ``locality`` as the worker told it; None of those that did not, and of others' hosts.
     """
 
     kind: Id
@@ -97,6 +98,7 @@ class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
     reason: Text = ""
     hidden: bool = False
     at: Endpoint | None = None
+    locality: Locality | None = None
 
 
 class WorkerList(Reply, tag="workers", frozen=True, kw_only=True):

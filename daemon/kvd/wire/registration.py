@@ -13,6 +13,7 @@ from msgspec import Meta
 
 from kvd.wire.identity import Endpoint, EngineFacts, HostName, LeaseKey, ReaderId, Secretive, WorkerCard
 from kvd.wire.limits import MOST_LEASES_HELD, Count, Id, Incarnation, Port, Seconds, Secret, Whole
+from kvd.wire.locality import Locality
 from kvd.wire.reply import Reply, Request
 
 
@@ -24,12 +25,15 @@ class RegisterWorker(Request, tag="register_worker", frozen=True):
 
     ``home``: the engine's workers are on several hosts, and its scheduler is at that kvd (`kvd.wire.part`); port 0 is
     that of the kvd that is asked, no host is that kvd itself. None: all of the engine is at the kvd that is asked.
+
+    ``locality``: where the worker stands in its host. It stays at this kvd, and is for people.
     """
 
     card: WorkerCard
     parts: bool = False
     packed: bool = False
     home: Endpoint | None = None
+    locality: Locality | None = None
 
 
 class OpenLease(msgspec.Struct, frozen=True):

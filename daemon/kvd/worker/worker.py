@@ -39,6 +39,7 @@ from kvd.worker.checksums.summing import Summing
 from kvd.worker.context import WorkerContext
 from kvd.worker.ends import LoadEnds
 from kvd.worker.errors import ConnectorError
+from kvd.worker.host.locality import locality
 from kvd.worker.load import Load, Standing, load_of
 from kvd.worker.orders import Fault, LoadOrder, StageOrder, StepOrders, StepOutcomes
 from kvd.worker.peer_threads import PeerThreads
@@ -129,8 +130,10 @@ class WorkerHalf:
             geometry=encode_worker(geometry),
             metadata=backend.metadata(),
         )
+        stands = locality(geometry.regions)
         self._session = open_session(
-            lambda: RegisterWorker(card, parts=True, home=home_kvd(settings.home)), self._on_message
+            lambda: RegisterWorker(card, parts=True, home=home_kvd(settings.home), locality=stands),
+            self._on_message,
         )
 
     # --- within a step: never waits, but in one that computes nothing ---
@@ -389,12 +392,7 @@ def _engine_geometry(
     engine: EngineFacts, geometry: WorkerGeometry, siblings: tuple[WorkerGeometry, ...]
 ) -> EngineGeometry:
     """This engine as far as a worker knows it: the workers of its pipeline stage; no generation, which kvd gives."""
+    workers = tuple(geometry if worker.rank == geometry.rank else worker for worker in siblings)
     return EngineGeometry(
-        engine_id=engine.engine_id,
-        generation="",
-        model=engine.model,
-        tp=engine.tp,
-        pp=engine.pp,
-        dcp=engine.dcp,
-        workers=tuple(geometry if worker.rank == geometry.rank else worker for worker in siblings),
+        engine.engine_id, "", model=engine.model, tp=engine.tp, pp=engine.pp, dcp=engine.dcp, workers=workers
     )

@@ -7,6 +7,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from kvctl.cli.units import Bytes, BytesPerSecond, Seconds, filled
+from kvctl.views.topology.localities import WorkerLocality
 from kvd.geometry.rank import RankName
 from kvd.topology.cost import RequestCost
 from kvd.topology.describe import EngineSummary, GroupSummary, PairDescription, ReadSummary
@@ -71,6 +72,10 @@ class Topology(Struct, frozen=True, kw_only=True):
     """Who reads which bytes from whom, pair by pair."""
 
     pairs: tuple[PairDocument, ...]
+    workers: Annotated[
+        tuple[WorkerLocality, ...],
+        Meta(description="where workers of the pairs stand in this kvd's host, of those that told it"),
+    ] = ()
 
 
 def pair_document(pair: PairDescription, bandwidth: float | None = None) -> PairDocument:

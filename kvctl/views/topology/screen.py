@@ -19,6 +19,7 @@ from kvctl.views.screen import (
 from kvctl.views.topology.document import PairDocument, PairFactor, RequestDocument, Topology
 from kvctl.views.topology.flows import flows, least_time, partial_groups, rank_order, shape
 from kvctl.views.topology.folded import folded, is_large
+from kvctl.views.topology.localities import localities_screen
 
 NOTHING = "."
 SEVERITY_STYLES = {"error": "bold red", "warning": "yellow", "info": ""}
@@ -33,7 +34,7 @@ def topology_screen(body: Topology, wide: bool) -> ScreenPart:
     parts: list[ScreenPart] = []
     for pair in body.pairs:
         parts += [pair_screen(pair, wide), ""]
-    return parts[:-1]
+    return [*parts[:-1], *localities_screen(body.workers, wide)]
 
 
 def pair_screen(pair: PairDocument, wide: bool) -> ScreenPart:

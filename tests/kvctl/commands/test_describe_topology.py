@@ -11,8 +11,9 @@ import pytest
 
 from kvd.geometry.codec import decode_worker, encode_worker
 from kvd.wire import query
+from kvd.wire.locality import Locality, PciDevice
 from kvd.wire.transfer import LedgerRow, ListTransfers, TransferList, TransferRecord
-from tests.kvctl.conftest import BLOCK, HEAD_SIZE, LAYERS, MODEL, engine_row
+from tests.kvctl.conftest import BLOCK, HEAD_SIZE, LAYERS, MODEL, WORKERS, engine_row
 
 if TYPE_CHECKING:
     from tests.kvctl.conftest import FakeDaemon, Outcome, Run
@@ -189,3 +190,21 @@ def test_kvd_is_not_asked_for_transfers_of_host_memory(daemon: FakeDaemon, descr
     serve(daemon, engine_row("d", "decode", 2), engine_row("p", "prefill", 2))
     daemon.answers[ListTransfers] = lambda _: pytest.fail("asked for transfers")
     described()
+
+
+def test_where_workers_stand_in_this_host_is_told_of_those_that_said_so(run: Run, daemon: FakeDaemon) -> None:
+    gpu = PciDevice(name="NVIDIA H100", path="pci0000:15/0000:15:01.0/0000:18:00.0", numa=0)
+    nic = PciDevice(name="mlx5_0", path="pci0000:15/0000:15:01.0/0000:19:00.0", numa=0)
+    stands = Locality(cpus="0-47", numa=(0,), gpu=gpu, adapters=(nic,))
+    daemon.answers[query.ListWorkers] = lambda _: query.WorkerList(
+        rows=(msgspec.structs.replace(WORKERS[0], locality=stands), *WORKERS[1:])
+    )
+    told = json.loads(run("describe-topology", "-o", "json", "--socket", daemon.directory).out)
+    assert told["workers"] == [
+        {
+            "worker": "decode-0/tp1", "gpu": "NVIDIA H100", "pci": "0000:18:00.0", "numa": [0], "cpus": "0-47",
+            "adapters": {"mlx5_0": "PIX"}, "workers": {},
+        }
+    ]  # fmt: skip
+    shown = run("describe-topology", "--socket", daemon.directory).out
+    assert "decode-0/tp1  NVIDIA H100  0000:18:00.0  0     0-47  mlx5_0 (PIX)" in shown

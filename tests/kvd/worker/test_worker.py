@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from typing import Any
@@ -16,6 +17,7 @@ from kvd.wire.handshake import GetPeer, PeerGone
 from kvd.wire.identity import Endpoint
 from kvd.wire.registration import RegisterWorker
 from kvd.wire.reply import Ok, Refused
+from kvd.worker.host.locality import ranges
 from kvd.worker.orders import StepOrders
 from kvd.worker.settings import ConnectorSettings
 from tests.support.rigs.bench import cache_config, eventually, full, order, prefill, ready
@@ -37,6 +39,15 @@ def test_a_load_copies_its_blocks_and_no_others(rig: Rig) -> None:
 def test_a_worker_names_the_home_of_an_engine_on_several_hosts(home: str, named: Endpoint | None) -> None:
     made = Rig(settings=ConnectorSettings(backend="memory", home=home))
     assert made.script.card().home == named
+    made.close()
+
+
+def test_a_worker_tells_where_it_stands_in_its_host() -> None:
+    made = Rig()
+    stands = made.script.card().locality
+    assert stands is not None
+    assert stands.cpus == ranges(os.sched_getaffinity(0))
+    assert stands.gpu is None
     made.close()
 
 

@@ -86,6 +86,20 @@ def current(cuda: Any, of: ctypes.c_void_p) -> Iterator[None]:
         call(cuda, "cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
 
 
+def pci_device(device: int) -> tuple[str, str]:
+    """What ``device`` is called, and its PCI address as Linux writes it (``0000:18:00.0``); no context is made for it.
+
+    Raises:
+        BackendUnavailable: no driver.
+        CudaError: no such device.
+    """
+    handle, address, name = ctypes.c_int(), ctypes.create_string_buffer(32), ctypes.create_string_buffer(128)
+    _call("cuDeviceGet", ctypes.byref(handle), device)
+    _call("cuDeviceGetPCIBusId", address, len(address), handle)
+    _call("cuDeviceGetName", name, len(name), handle)
+    return name.value.decode(errors="replace"), address.value.decode().lower()
+
+
 def settle(device: int | None) -> None:
     """Wait until ``device``, if any, has done all that this process has asked of it. The GIL is released meanwhile.
 

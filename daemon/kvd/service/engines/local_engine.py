@@ -21,6 +21,7 @@ from kvd.service.errors import RequestRefused
 from kvd.shown import MAX_WORD, cut
 from kvd.topology.compatibility_class import class_of
 from kvd.wire.identity import HERE, Endpoint, EngineCard, EngineFacts, WorkerCard
+from kvd.wire.locality import Locality
 
 ClientState = Literal["alive", "silent", "gone"]
 EngineState = Literal["ready", "partial", "gone"]
@@ -38,7 +39,8 @@ class Client(msgspec.Struct, gc=False):
     gone for certain, and not only silent.
 
     ``home`` is the kvd of its engine's scheduler if the engine is on several hosts (`kvd.wire.part`), this one being
-    `HERE`. ``at`` is the kvd that a worker of such an engine is registered with, None for this one.
+    `HERE`. ``at`` is the kvd that a worker of such an engine is registered with, None for this one. ``locality`` is
+    what a worker told of where it stands.
     """
 
     kind: Literal["worker", "scheduler"]
@@ -60,6 +62,7 @@ class Client(msgspec.Struct, gc=False):
     registered_bytes: int = 0
     home: Endpoint | None = None
     at: Endpoint | None = None
+    locality: Locality | None = None
     state: ClientState = "alive"
     reason: str = ""
     ended: bool = False

@@ -216,6 +216,7 @@ def _worker_row(client: Client, now: float) -> WorkerRow:
         registered_bytes=client.registered_bytes,
         reason=client.reason,
         at=client.at,
+        locality=client.locality,
     )
 
 

@@ -18,6 +18,7 @@ from kvd.wire.card_parts import facts_bytes, text_bytes
 from kvd.wire.codes import OthersCode
 from kvd.wire.identity import DIGEST_KEY_BYTES, HERE, Endpoint, EngineFacts, WorkerCard
 from kvd.wire.limits import LONGEST_ID
+from kvd.wire.locality import Locality
 from kvd.wire.registration import (
     Heartbeat,
     NotRegistered,
@@ -43,8 +44,9 @@ def register_worker(daemon: Daemon, caller: Caller, message: RegisterWorker) -> 
         rank=card.rank,
         card=card,
         parts=message.parts,
-        size=card_size(card),
+        size=card_size(card, message.locality),
         home=_home(daemon, message.home),
+        locality=message.locality,
     )
     return registered_as(daemon, take_worker(daemon, client, card, packed=message.packed))
 
@@ -56,7 +58,7 @@ def take_worker(daemon: Daemon, client: Client, card: WorkerCard, *, packed: boo
     try:
         if packed:
             card = client.card = msgspec.structs.replace(card, geometry=unpack(card.geometry))
-            client.size = card_size(card)
+            client.size = card_size(card, client.locality)
             daemon.registry.check(client)
         found = daemon.geometries.check(card.geometry)
     except GeometryError as error:
@@ -140,10 +142,13 @@ def registered_as(daemon: Daemon, engine: LocalEngine) -> Registered:
     )
 
 
-def card_size(card: WorkerCard) -> int:
-    """About what a worker's card takes, in bytes."""
-    names = text_bytes((card.incarnation, card.host, card.backend))
-    return len(card.geometry) + len(card.metadata) + names + facts_bytes(card.engine)
+def card_size(card: WorkerCard, stands: Locality | None = None) -> int:
+    """About what a worker's card takes, and what it told of where it stands, in bytes."""
+    texts = [card.incarnation, card.host, card.backend]
+    if stands is not None:
+        devices = (*stands.adapters, *filter(None, (stands.gpu,)))
+        texts += [stands.cpus, *(text for device in devices for text in (device.name, device.path))]
+    return len(card.geometry) + len(card.metadata) + text_bytes(texts) + facts_bytes(card.engine)
 
 
 def _home(daemon: Daemon, named: Endpoint | None) -> Endpoint | None:

@@ -44,5 +44,13 @@ def hidden_engine(row: EngineRow) -> EngineRow:
 def hidden_worker(row: WorkerRow) -> WorkerRow:
     """Another user's worker or scheduler: its name and its state."""
     return msgspec.structs.replace(
-        row, pid=0, incarnation="", backend="", regions=0, registered_bytes=0, reason="", hidden=True
+        row,
+        pid=0,
+        incarnation="",
+        backend="",
+        regions=0,
+        registered_bytes=0,
+        reason="",
+        hidden=True,
+        locality=None,
     )

@@ -25,6 +25,7 @@ from kvd.topology.transfer_topology import TransferTopology
 from kvd.wire.agent import HeldPeer
 from kvd.worker.admission import AdmissionQueue
 from kvd.worker.cause import SHUTTING_DOWN, Cause, from_error
+from kvd.worker.host.timer_slack import sleep_precisely
 from kvd.worker.inbox_thread import InboxThread, Rounds
 from kvd.worker.load import Load, clear_leftover, overdue
 from kvd.worker.peers.followed import FollowedPeer, GiveUp, PeerChanged
@@ -32,7 +33,6 @@ from kvd.worker.peers.held import Evict
 from kvd.worker.peers.probe import Probing, Told
 from kvd.worker.pull.lanes import ReadLanes
 from kvd.worker.pull.pieces import apply_plan, hold_back, look, post
-from kvd.worker.timer_slack import sleep_precisely
 from kvd.worker.watchdog import STUCK_AFTER, Activity, complain
 
 log = logger(__name__)

@@ -8,9 +8,11 @@ from contextlib import contextmanager
 from typing import Any, cast
 from uuid import uuid4
 
+import msgspec
 import pytest
 
 from kvd.wire.agent import AgentList, EvictPeer, ListAgents
+from kvd.wire.locality import Locality
 from kvd.wire.order import (
     ForcedMisses,
     GetForced,
@@ -49,7 +51,10 @@ def readers(kvd: Daemon) -> Iterator[tuple[OtherUser, OtherUser, str]]:
         name, one, two = uuid4().hex[:6], uuid4().hex, uuid4().hex
         for who, engine, incarnation in ((a, f"a-{name}", one), (b, f"b-{name}", two)):
             known = facts(engine, model="private", role="prefill")
-            assert isinstance(who.ask(worker(known, 0, incarnation)), Registered)
+            presented = msgspec.structs.replace(
+                worker(known, 0, incarnation), locality=Locality(cpus="0-3", numa=(0,))
+            )
+            assert isinstance(who.ask(presented), Registered)
             made = record(1, "miss", engine)
             assert who.ask(ReportTransfers(incarnation=incarnation, records=(made,))) == Ok()
         owner = uuid4().hex
@@ -81,6 +86,8 @@ def test_each_user_sees_its_own_where_that_is_set(private: Daemon) -> None:
         seen = {row.engine_id: row for row in workers.rows if row.kind == "worker"}
         assert (seen[f"a-{name}"].incarnation, seen[f"a-{name}"].pid) == ("", 0)
         assert seen[f"b-{name}"].pid == b.pid
+        assert seen[f"a-{name}"].locality is None
+        assert seen[f"b-{name}"].locality == Locality(cpus="0-3", numa=(0,))
         agents = b.ask(ListAgents())
         assert isinstance(agents, AgentList)
         held = {row.engine_id: row for row in agents.rows if name in row.engine_id}

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from kvd.worker.timer_slack import sleep_precisely
+from kvd.worker.host.timer_slack import sleep_precisely
 
 PR_GET_TIMERSLACK = 30
 
