@@ -221,16 +221,12 @@ def _steps(places: HostPlaces, text: str, given: argparse.Namespace) -> Iterator
 
 
 def _account(places: HostPlaces, user: str) -> HostStep:
-    users, groups = (_names(places.root, name) for name in ("passwd", "group"))
     what = f"user {user}, group {places.group}"
-    if user in users:
-        kept = (
-            f"user {user} exists"
-            if places.group in groups
-            else f"user {user} exists, and no group {places.group}"
-        )
+    group_exists = _number(places.root, "group", places.group) is not None
+    if _number(places.root, "passwd", user) is not None:
+        kept = f"user {user} exists" + f", and no group {places.group}" * (not group_exists)
         return HostStep(what, kept, lambda: None)
-    own_group = ["--user-group"] if places.group == user and user not in groups else ["--gid", places.group]
+    own_group = ["--user-group"] if places.group == user and not group_exists else ["--gid", places.group]
     elsewhere = ["--prefix", str(places.root)] if places.root != Path("/") else []
     command = [
         "useradd", *elsewhere, "--system", *own_group, "--home-dir", "/var/lib/kvd", "--no-create-home",
@@ -250,17 +246,21 @@ def _account(places: HostPlaces, user: str) -> HostStep:
     return HostStep(what, "", add)
 
 
-def _names(root: Path, table: str) -> dict[str, int]:
-    """The users or groups of a host, with their numbers."""
+def _number(root: Path, table: str, name: str) -> int | None:
+    """The number of a user or group of a host; None where there is none.
+
+    This host is asked by name: what comes from LDAP (sssd) or systemd stands in no file and is in no list of all.
+    """
     if root == Path("/"):
-        if table == "passwd":
-            return {one.pw_name: one.pw_uid for one in pwd.getpwall()}
-        return {one.gr_name: one.gr_gid for one in grp.getgrall()}
+        try:
+            return pwd.getpwnam(name).pw_uid if table == "passwd" else grp.getgrnam(name).gr_gid
+        except KeyError:
+            return None
     try:
         rows = [line.split(":") for line in (root / "etc" / table).read_text().splitlines()]
     except FileNotFoundError:
-        return {}
-    return {row[0]: int(row[2]) for row in rows if len(row) > 2}
+        return None
+    return next((int(row[2]) for row in rows if len(row) > 2 and row[0] == name), None)
 
 
 def _directory(path: Path, mode: int) -> HostStep:
@@ -274,7 +274,13 @@ def _directory(path: Path, mode: int) -> HostStep:
 def _make_keys(places: HostPlaces) -> None:
     write_pair(places.keys)
     if places.owner is not None:
-        os.chown(places.keys, _names(places.root, "passwd")[places.owner], -1)
+        number = _number(places.root, "passwd", places.owner)
+        if number is None:
+            raise StartError(
+                f"there is no user {places.owner} yet to give {places.keys} to",
+                hint=f"chown {places.owner}: {places.keys} once there is",
+            )
+        os.chown(places.keys, number, -1)
 
 
 def _file(path: Path, text: str, what: str, kept: str) -> HostStep:

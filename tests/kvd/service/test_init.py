@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
 import shutil
 import subprocess
 import sys
@@ -90,6 +92,19 @@ def test_a_host_gets_a_user_keys_settings_and_a_unit(image: Path, capsys: pytest
     assert files(image) == written
     assert {done for done, _ in steps(again)} == {"left alone"}
     assert "--listen was not written into it" in again
+
+
+def test_users_and_groups_that_are_in_no_list_of_all_are_found_by_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As sssd has it, which tells of a user who is asked for, and lists none."""
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(pwd, "getpwall", list)
+    monkeypatch.setattr(grp, "getgrall", list)
+    init(["--dry-run", "--user", "daemon"])
+    assert ("left alone", "user daemon") in steps(capsys.readouterr().out)
+    init(["--dry-run", "--user", "daemon", "--group", "no-such-group"])
+    assert "user daemon exists, and no group no-such-group" in capsys.readouterr().out
 
 
 def test_a_unit_of_a_package_or_another_is_left_alone(
