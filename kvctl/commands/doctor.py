@@ -46,9 +46,9 @@ def doctor(
     transfer engine that is installed move some bytes between two processes. With --from and --to it looks at two
     engines behind stock connectors of vLLM instead, and needs no kvd. With --fleet it asks the kvds of all known hosts
     what they can tell: of themselves, their engines, requests and transfers. With --peer it looks at this host and
-    another one: whether their kvds reach each other, keys, clocks, versions, backends, transports. A warning is
-    something worth doing. Exit code 1 where a check failed, transfers do not work then; 4 where some hosts did not
-    answer.
+    another one: whether their kvds reach each other, keys, clocks, versions, backends, transports, and reads some bytes
+    of an engine there. A warning is something worth doing. Exit code 1 where a check failed, transfers do not work
+    then; 4 where some hosts did not answer.
     """
     if fleet:
         _show_fleet(settings, (quick, from_, to, peer))
@@ -60,11 +60,7 @@ def doctor(
     if peer:
         from kvctl.doctor.peer_checks import peer_checks
 
-        if quick:
-            raise UsageError(
-                "--peer looks at two kvds, and --quick is about backends here", "leave --quick out"
-            )
-        _show(list(peer_checks(settings, peer)), settings)
+        _show(list(peer_checks(settings, peer, probe=not quick)), settings)
         return
     _show(whole_checks(settings, quick=quick), settings)
 

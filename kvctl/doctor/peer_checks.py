@@ -11,6 +11,7 @@ from kvctl import daemon
 from kvctl.cli.numbers import span
 from kvctl.cli.settings import Settings
 from kvctl.doctor.checks import checked
+from kvctl.doctor.peer_reads import read_from
 from kvctl.doctor.peer_transports import ONE_HOST, transport_checks
 from kvctl.errors import KvctlError, UsageError
 from kvctl.processes.supervisor import start_again
@@ -49,8 +50,11 @@ class PeerAnswer:
     engines: tuple[EngineRow, ...] = ()
 
 
-def peer_checks(settings: Settings, host: str) -> Iterator[Check]:
-    """The checks. Raises `UsageError` for a host that is not known, `KvctlError` where this host's kvd is away."""
+def peer_checks(settings: Settings, host: str, *, probe: bool = True) -> Iterator[Check]:
+    """The checks; with ``probe`` some bytes are read of engines there.
+
+    Raises `UsageError` for a host that is not known, `KvctlError` where this host's kvd is away.
+    """
     with daemon.connected_here(settings) as operator:
         mine = daemon.put(operator, GetStatus(), KvdStatus)
     if endpoint_name(mine.endpoint) is None:
@@ -73,7 +77,7 @@ def peer_checks(settings: Settings, host: str) -> Iterator[Check]:
         "ok", "PEER_ANSWERS", f"the kvd at {place} answers kvctl of this host in {span(asked.seconds)}"
     )
     yield from _there(mine, place, asked.status)
-    yield from _of_theirs(settings, mine, asked)
+    yield from _of_theirs(settings, mine, asked, probe=probe)
 
 
 def _asked(afar: Settings, place: str) -> PeerAnswer:
@@ -129,7 +133,7 @@ def _there(mine: KvdStatus, place: str, theirs: KvdStatus | None) -> Iterator[Ch
         )
 
 
-def _of_theirs(settings: Settings, mine: KvdStatus, asked: PeerAnswer) -> Iterator[Check]:
+def _of_theirs(settings: Settings, mine: KvdStatus, asked: PeerAnswer, *, probe: bool) -> Iterator[Check]:
     """What only their kvd knows."""
     here, theirs = endpoint_name(mine.endpoint) or "", asked.status
     if theirs is None:
@@ -154,7 +158,8 @@ def _of_theirs(settings: Settings, mine: KvdStatus, asked: PeerAnswer) -> Iterat
     yield from _versions(mine, theirs, asked.place)
     local = replace(settings, host=None)
     yield from _backends(daemon.workers(local), asked)
-    yield from transport_checks(daemon.engines(local, cards=True), asked.engines, asked.place)
+    reads = partial(read_from, address=mine.endpoint.host) if probe else None
+    yield from transport_checks(daemon.engines(local, cards=True), asked.engines, asked.place, reads)
 
 
 def _row(status: KvdStatus, place: str, kvd_id: str) -> PeerRow | None:

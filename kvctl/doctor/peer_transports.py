@@ -1,11 +1,12 @@
 """What would move bytes between engines of two hosts, by what their workers told kvd when they registered.
 
-Nothing is opened and no byte is moved for it: what only a transfer engine knows when it connects is said to be unknown.
+What only a transfer engine knows when it connects is found out by reading a few megabytes of one engine there
+(`kvctl.doctor.peer_reads`), of each kind of pair that this host reads. The other direction is to be read from there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import product
 from typing import NamedTuple
@@ -13,12 +14,13 @@ from typing import NamedTuple
 import msgspec
 
 from kvctl.doctor.checks import checked
+from kvctl.doctor.peer_reads import PeerRead, ReadFrom
 from kvctl.views.doctor import Check
 from kvd.backends.auto.metadata import read_both
 from kvd.backends.direct.card import read_card
 from kvd.backends.envelope import decoded, unpack
 from kvd.backends.errors import BackendError
-from kvd.backends.registry import ADAPTERS
+from kvd.backends.registry import ADAPTERS, MEASURED
 from kvd.geometry.codec import decode_worker
 from kvd.geometry.errors import GeometryError
 from kvd.shown import few
@@ -27,16 +29,33 @@ from kvd.wire.query import EngineRow
 
 ONE_HOST = frozenset(kind for kind, adapter in ADAPTERS.items() if adapter.one_host)
 """Backends that do not leave their host."""
-UNPROBED = "not probed: kvctl benchmark --to moves bytes between two hosts"
+UNPROBED = "not probed: kvctl doctor --peer there, without --quick, reads from here"
 
 _peer = partial(checked, "peer")
 
 
 class PairTransport(NamedTuple):
-    """What would move bytes from one engine to another. With a ``trouble`` nothing would, for that reason."""
+    """What would move bytes from one engine to another. With a ``trouble`` nothing would, for that reason.
+
+    ``engine`` is the backend that would, empty where that is not known.
+    """
 
     transport: str
     trouble: str = ""
+    engine: str = ""
+
+
+class ReadingPair(NamedTuple):
+    """Two engines, and which of them is there."""
+
+    reader: EngineRow
+    source: EngineRow
+    source_there: bool
+
+    @property
+    def name(self) -> str:
+        """As it stands in checks."""
+        return f"{self.reader.engine.engine_id} from {self.source.engine.engine_id}"
 
 
 class WorkerTold(NamedTuple):
@@ -64,38 +83,75 @@ class _Behind(msgspec.Struct, frozen=True):
     engine: str
 
 
-def transport_checks(mine: Sequence[EngineRow], theirs: Sequence[EngineRow], place: str) -> Iterator[Check]:
-    """One check for all pairs between which the same would move bytes."""
+Probe = Callable[[ReadFrom], PeerRead]
+"""Reads some bytes of a worker there."""
+
+
+def transport_checks(
+    mine: Sequence[EngineRow], theirs: Sequence[EngineRow], place: str, probe: Probe | None = None
+) -> Iterator[Check]:
+    """One check for all pairs between which the same would move bytes. ``probe`` reads from one there of each."""
     here, there = _ready(mine), _ready(theirs)
     blind = [row.engine.engine_id for row in (*here, *there) if row.card is None]
     told = {id(row): told_by(row) for row in (*here, *there)}
-    pairs: dict[PairTransport, list[str]] = {}
+    pairs: dict[PairTransport, list[ReadingPair]] = {}
     for one, other in product(here, there):
-        for reader, source in ((one, other), (other, one)):
-            if reader.card and source.card and _reads(reader, source):
-                name = f"{reader.engine.engine_id} from {source.engine.engine_id}"
-                pairs.setdefault(way(told[id(source)], told[id(reader)]), []).append(name)
+        for pair in (ReadingPair(one, other, source_there=True), ReadingPair(other, one, source_there=False)):
+            if pair.reader.card and pair.source.card and _reads(pair.reader, pair.source):
+                pairs.setdefault(way(told[id(pair.source)], told[id(pair.reader)]), []).append(pair)
     if blind:
         unknown = f"kvd shows no card of {few(blind)}, so what moves their bytes is not known"
         yield _peer("skipped", "PEER_TRANSPORT", unknown)
     elif not pairs:
         nobody = f"no engine here reads from one at {place}, and none there from one here"
         yield _peer("skipped", "PEER_TRANSPORT", nobody)
-    for found, names in pairs.items():
+    for found, alike in pairs.items():
+        names = few([pair.name for pair in alike])
         if found.trouble:
             yield _peer(
-                "failed", "PEER_TRANSPORT", f"{few(names)}: {found.trouble}",
+                "failed", "PEER_TRANSPORT", f"{names}: {found.trouble}",
                 'start both with "backend": "auto", or with one transfer engine: docs/backends/index.md',
             )  # fmt: skip
         else:
-            yield _peer("ok", "PEER_TRANSPORT", f"{few(names)}: {found.transport}; {UNPROBED}")
+            yield _probed(found, names, alike, probe)
+
+
+def _probed(found: PairTransport, names: str, alike: Sequence[ReadingPair], probe: Probe | None) -> Check:
+    source = next((pair.source for pair in alike if pair.source_there), None)
+    if probe is None or source is None or not (reads := _read_from(found.engine, source)):
+        return _peer("ok", "PEER_TRANSPORT", f"{names}: {found.transport}; {UNPROBED}")
+    read = probe(reads)
+    if read.failed:
+        return _peer(
+            "failed", "PEER_TRANSPORT",
+            f"{names}: {found.transport}; nothing could be read of {source.engine.engine_id}: {read.told}",
+            "may this host reach that one on the ports of the transfer engine? kvctl doctor on both looks at the engine"
+            " itself, kvctl benchmark --to at both together",
+        )  # fmt: skip
+    return _peer("ok", "PEER_TRANSPORT", f"{names}: {found.transport}; {read.told}")
+
+
+def _read_from(engine: str, source: EngineRow) -> ReadFrom | None:
+    """How kvctl reads from the engine's first worker; None where only another worker can."""
+    if source.card is None or engine not in MEASURED:
+        return None
+    worker = source.card.workers[0]
+    metadata = worker.metadata
+    if worker.backend == "auto":
+        both = read_both(metadata)
+        metadata = both.direct_metadata if engine == "direct" else both.engine_metadata
+    protocol = "" if engine == "direct" else _told(worker).protocol
+    return ReadFrom(engine, protocol, metadata, worker)
 
 
 def way(source: Sequence[WorkerTold], reader: Sequence[WorkerTold]) -> PairTransport:
     """How workers that told this read from others: the first pair between which nothing would move decides."""
     ways = dict.fromkeys(_between(one, other) for one, other in product(source, reader))
     bad = next((found for found in ways if found.trouble), None)
-    return bad or PairTransport(" or ".join(found.transport for found in ways))
+    known = {found.engine for found in ways}
+    return bad or PairTransport(
+        " or ".join(found.transport for found in ways), engine=known.pop() if len(known) == 1 else ""
+    )
 
 
 def told_by(row: EngineRow) -> tuple[WorkerTold, ...]:
@@ -152,7 +208,7 @@ def _between(source: WorkerTold, reader: WorkerTold) -> PairTransport:
         return PairTransport(f"{source.backend}, over what is not known: {unread}")
     backend, memory = source.backend, f"from {source.memory} to {reader.memory} memory"
     if source.boot and source.boot == reader.boot:
-        return PairTransport(f"direct {memory}, as both kvds are of one host")
+        return PairTransport(f"direct {memory}, as both kvds are of one host", engine="direct")
     if backend in ONE_HOST:
         return PairTransport("", f"both use {backend}, which does not leave its host")
     if missing := source.missing or reader.missing:
@@ -165,4 +221,6 @@ def _between(source: WorkerTold, reader: WorkerTold) -> PairTransport:
         )
     over = source.protocol or "what it chooses when it connects"
     behind = f" behind {backend}" if backend != source.engine else ""
-    return PairTransport(f"{source.engine}{behind} {memory}, over {over}")
+    return PairTransport(
+        f"{source.engine}{behind} {memory}, over {over}", engine="" if backend == "staged" else source.engine
+    )

@@ -36,7 +36,9 @@ if TYPE_CHECKING:
     from kvd.client.remote import RemoteOperator
 
 WINDOW = 60.0
-"""Seconds over which engines, pairs and misses are counted."""
+"""Seconds over which engines, pairs and misses are counted, where kvd told of all of them; else fewer."""
+LEAST_WINDOW = 1.0
+"""Seconds over which they are counted however many there are: a shorter one says nothing of a second."""
 RATE_SECONDS = 10.0
 """Seconds over which all of kvd's bytes and transfers are: short enough to see something begin and end."""
 FIRST_ROWS, NEXT_ROWS, KEPT_ROWS = 500, 2000, 5000
@@ -56,12 +58,16 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What was seen, and what the next look goes on from: rows newest first, samples oldest first."""
+    """What was seen, and what the next look goes on from: rows newest first, samples oldest first.
+
+    ``complete_since`` is the Unix time since which no row is missing: of many transfers only the newest are asked for.
+    """
 
     top: Top
     generation: str
     rows: tuple[LedgerRow, ...]
     samples: tuple[Sample, ...]
+    complete_since: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +89,15 @@ def look(settings: Settings, before: Look | None = None) -> Look:
         if before is not None and before.generation != status.generation:
             before = None  # another kvd: what it counts, and perhaps its ledger, begins anew
         answers = _answers(operator, status, before)
-    rows = _rows(answers.transfers, before)
+    rows, complete_since = _rows(answers.transfers, before)
     counters = status.counters
     sample = Sample(time.monotonic(), counters.get("transfers.done", 0), counters.get("transfers.bytes", 0))
     samples = (
         *(one for one in (before.samples if before else ()) if one.at > sample.at - RATE_SECONDS),
         sample,
     )
-    return Look(_top(answers, rows, samples), status.generation, rows, samples)
+    top = _top(answers, rows, samples, complete_since)
+    return Look(top, status.generation, rows, samples, complete_since)
 
 
 def _answers(operator: Operator | RemoteOperator, status: KvdStatus, before: Look | None) -> _Answers:
@@ -116,23 +123,36 @@ def _answers(operator: Operator | RemoteOperator, status: KvdStatus, before: Loo
     return _Answers(status, engines, outcomes, leases, transfers, tuple(missing))
 
 
-def _rows(answer: TransferList | None, before: Look | None) -> tuple[LedgerRow, ...]:
-    kept = before.rows if before else ()
-    return ((answer.rows if answer else ()) + kept)[:KEPT_ROWS]
+def _rows(answer: TransferList | None, before: Look | None) -> tuple[tuple[LedgerRow, ...], float]:
+    """The newest rows, without a gap among them, and since when they are complete."""
+    kept, since = (before.rows, before.complete_since) if before else ((), 0.0)
+    new = answer.rows if answer else ()
+    if answer and answer.more and new:  # of those between these and what was kept there are some more
+        return new, _at(new[-1])
+    if len(rows := new + kept) > KEPT_ROWS:
+        return rows[:KEPT_ROWS], max(since, _at(rows[KEPT_ROWS - 1]))
+    return rows, since
 
 
-def _top(answers: _Answers, rows: tuple[LedgerRow, ...], samples: tuple[Sample, ...]) -> Top:
+def _at(row: LedgerRow) -> float:
+    return row.recorded or row.record.started
+
+
+def _top(
+    answers: _Answers, rows: tuple[LedgerRow, ...], samples: tuple[Sample, ...], complete_since: float
+) -> Top:
     status, leases = answers.status, answers.leases
     flights = _flights(leases.rows) if leases else ()
-    since = numbers.now().timestamp() - WINDOW
-    lately = [row for row in rows if (row.recorded or row.record.started) >= since]
-    moved, done = _rates(samples, lately)
+    now = numbers.now().timestamp()
+    window = min(WINDOW, max(LEAST_WINDOW, now - complete_since))
+    lately = [row for row in rows if _at(row) >= now - window]
+    moved, done = _rates(samples, lately, window)
     return filled(
         Top,
         status,
         time=numbers.now(),
         started=moment(status.started),
-        window=WINDOW,
+        window=window,
         bytes_per_second=moved,
         transfers_per_second=done,
         misses=sum(row.record.state == "miss" for row in lately),
@@ -141,8 +161,8 @@ def _top(answers: _Answers, rows: tuple[LedgerRow, ...], samples: tuple[Sample, 
         if leases
         else int(status.gauges.get("leases.readers", 0)),
         pushes=int(status.gauges.get("pushes.underway", 0)),
-        engines=_engines(answers, lately),
-        pairs=_pairs(lately),
+        engines=_engines(answers, lately, window),
+        pairs=_pairs(lately, window),
         in_flight=flights,
         transfers=tuple(transfer_document(row) for row in rows[:SHOWN_TRANSFERS]),
         miss_codes=_misses(status.counters, rows, lately),
@@ -150,16 +170,16 @@ def _top(answers: _Answers, rows: tuple[LedgerRow, ...], samples: tuple[Sample, 
     )
 
 
-def _rates(samples: tuple[Sample, ...], lately: list[LedgerRow]) -> tuple[float, float]:
+def _rates(samples: tuple[Sample, ...], lately: list[LedgerRow], window: float) -> tuple[float, float]:
     """Bytes and transfers a second: by kvd's counters, at the first look by its records."""
     first, last = samples[0], samples[-1]
     if (passed := last.at - first.at) > 0:
         return max(0, last.bytes - first.bytes) / passed, max(0, last.transfers - first.transfers) / passed
     done = [row.record for row in lately if row.record.state == "done"]
-    return sum(record.bytes for record in done) / WINDOW, len(done) / WINDOW
+    return sum(record.bytes for record in done) / window, len(done) / window
 
 
-def _engines(answers: _Answers, lately: list[LedgerRow]) -> tuple[EngineLoad, ...]:
+def _engines(answers: _Answers, lately: list[LedgerRow], window: float) -> tuple[EngineLoad, ...]:
     came: Counter[str] = Counter()
     went: Counter[str] = Counter()
     missed: Counter[str] = Counter()
@@ -178,21 +198,23 @@ def _engines(answers: _Answers, lately: list[LedgerRow]) -> tuple[EngineLoad, ..
             engine=document(row),
             bytes_in=came[row.engine.engine_id],
             bytes_out=went[row.engine.engine_id],
+            bytes_in_per_second=came[row.engine.engine_id] / window,
+            bytes_out_per_second=went[row.engine.engine_id] / window,
             misses=missed[row.engine.engine_id],
         )
         for row in (answers.engines.rows if answers.engines else ())
     )
 
 
-def _pairs(lately: list[LedgerRow]) -> tuple[PairLoad, ...]:
+def _pairs(lately: list[LedgerRow], window: float) -> tuple[PairLoad, ...]:
     pairs: dict[tuple[str, str], list[LedgerRow]] = {}
     for row in lately:
         pairs.setdefault((row.record.remote_engine, row.record.local_engine), []).append(row)
-    loads = (_pair(*names, rows) for names, rows in pairs.items())
+    loads = (_pair(*names, rows, window) for names, rows in pairs.items())
     return tuple(sorted(loads, key=lambda pair: (-pair.bytes, pair.remote_engine, pair.local_engine)))
 
 
-def _pair(remote: str, local: str, rows: list[LedgerRow]) -> PairLoad:
+def _pair(remote: str, local: str, rows: list[LedgerRow], window: float) -> PairLoad:
     times = [took(row.record) for row in rows]
     moved = sum(row.record.bytes for row in rows)
     return PairLoad(
@@ -201,7 +223,7 @@ def _pair(remote: str, local: str, rows: list[LedgerRow]) -> PairLoad:
         transfers=len(rows),
         misses=sum(row.record.state == "miss" for row in rows),
         bytes=moved,
-        bytes_per_second=moved / WINDOW,
+        bytes_per_second=moved / window,
         seconds_p50=quantile(times, 0.5),
         seconds_p99=quantile(times, 0.99),
     )

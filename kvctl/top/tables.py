@@ -113,7 +113,7 @@ def _engine(one: EngineLoad) -> str:
 
 
 def _pair(pair: PairLoad) -> str:
-    return f"{pair.remote_engine} to {pair.local_engine}  {size(pair.bytes)} in a minute"
+    return f"{pair.remote_engine} to {pair.local_engine}  {size(pair.bytes)}, {rate(pair.bytes_per_second)}"
 
 
 def _flight(one: InFlight) -> str:
@@ -145,8 +145,8 @@ TABLES = (
                 lambda e: e.engine.world_size,
             ),
             _count("LEASES", lambda one: one.engine.leases),
-            _number("IN/MIN", lambda one: size(one.bytes_in), lambda one: one.bytes_in),
-            _number("OUT/MIN", lambda one: size(one.bytes_out), lambda one: one.bytes_out),
+            _number("IN", lambda one: rate(one.bytes_in_per_second), lambda one: one.bytes_in),
+            _number("OUT", lambda one: rate(one.bytes_out_per_second), lambda one: one.bytes_out),
             _bad("MISSES", lambda one: one.misses),
         ),
     ),

@@ -23,6 +23,8 @@ class EngineLoad(Struct, frozen=True, kw_only=True):
     engine: EngineDocument
     bytes_in: Annotated[Bytes, Meta(description="loaded from other engines, in the window")]
     bytes_out: Annotated[Bytes, Meta(description="loaded from it by engines that this kvd has records of")]
+    bytes_in_per_second: Annotated[BytesPerSecond, Meta(description="bytes_in over the window")]
+    bytes_out_per_second: Annotated[BytesPerSecond, Meta(description="bytes_out over the window")]
     misses: Annotated[Count, Meta(description="transfers to it that missed, in the window")]
 
 
@@ -72,7 +74,12 @@ class Top(Struct, frozen=True, kw_only=True):
     host: str
     version: str
     started: Time
-    window: Annotated[Seconds, Meta(description="over which engines, pairs and misses are counted")]
+    window: Annotated[
+        Seconds,
+        Meta(
+            description="over which engines, pairs and misses are counted: 60, or fewer where there were many"
+        ),
+    ]
     bytes_per_second: Annotated[BytesPerSecond, Meta(description="loaded by engines here")]
     transfers_per_second: float
     misses: Annotated[Count, Meta(description="in the window")]
@@ -141,8 +148,8 @@ def _engines(body: Top) -> ScreenPart:
         Column("STATE", lambda one: state(one.engine.state)),
         number("RANKS", lambda one: f"{len(one.engine.ranks)}/{one.engine.world_size}"),
         number("LEASES", lambda one: one.engine.leases),
-        number("IN", lambda one: rate(one.bytes_in / body.window)),
-        number("OUT", lambda one: rate(one.bytes_out / body.window)),
+        number("IN", lambda one: rate(one.bytes_in_per_second)),
+        number("OUT", lambda one: rate(one.bytes_out_per_second)),
         number("MISSES", lambda one: one.misses),
     )
 

@@ -111,6 +111,40 @@ def test_later_looks_ask_for_what_is_new_alone_and_rates_are_kvds_counters(daemo
     assert second.top.transfers_per_second == pytest.approx(1 / passed)
 
 
+def busy(daemon: FakeDaemon, newest: int) -> None:
+    """A kvd that records 50 transfers of 64 MiB a second, and has recorded so many by now."""
+    began = SINCE + 30 - newest / 50
+
+    def transfers(message: Message) -> Message:
+        assert isinstance(message, ListTransfers)
+        first = max(message.after, newest - message.limit)
+        rows = (ledger_row(seq, started=began + seq / 50) for seq in range(newest, first, -1))
+        return TransferList(rows=tuple(rows), total=newest, more=first > message.after)
+
+    daemon.answers[ListTransfers] = transfers
+
+
+def test_rates_of_more_transfers_than_are_asked_for_are_those_of_the_time_that_they_took(
+    daemon: FakeDaemon,
+) -> None:
+    busy(daemon, newest=3000)
+    seen = looks(daemon)
+    top = next(seen).top
+    assert top.window == pytest.approx(500 / 50, abs=0.1)
+    assert top.transfers_per_second == pytest.approx(50, rel=0.02)
+    assert top.pairs[0].bytes_per_second == pytest.approx(50 * (64 << 20), rel=0.02)
+
+
+def test_a_gap_between_two_looks_is_not_counted_as_time_without_transfers(daemon: FakeDaemon) -> None:
+    busy(daemon, newest=400)
+    seen = looks(daemon)
+    assert next(seen).top.window == 60.0, "all that there are"
+    busy(daemon, newest=6000)
+    later = next(seen)
+    assert (len(later.rows), later.top.window) == (2000, pytest.approx(2000 / 50, abs=0.1))
+    assert later.top.pairs[0].bytes_per_second == pytest.approx(50 * (64 << 20), rel=0.02)
+
+
 def test_another_kvd_is_looked_at_anew(daemon: FakeDaemon) -> None:
     seen = looks(daemon)
     assert len(next(seen).rows) == 3

@@ -39,7 +39,7 @@ def checks(
     told: dict[str, Any] = {"clock": Compared(0.001, 0.0005), "workers": WORKERS, "engines": engines} | asked
     answer = PeerAnswer(THERE, 0.001, msgspec.structs.replace(THEIRS, **(theirs or {})), **told)
     monkeypatch.setattr(module, "_asked", lambda *_: answer)
-    found = peer_checks(Settings(runtime_dir=str(daemon.directory)), THERE)
+    found = peer_checks(Settings(runtime_dir=str(daemon.directory)), THERE, probe=False)
     return {check.code: check for check in found}
 
 

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from kvctl.doctor.peer_transports import told_by, transport_checks, way
+from kvctl.doctor.peer_transports import UNPROBED, told_by, transport_checks, way
 from kvctl.views.doctor import Check
 from kvd.backends.auto.metadata import read_both, write_both
 from kvd.backends.direct.card import read_card
@@ -81,10 +81,9 @@ def test_what_moves_bytes_is_told_and_that_nothing_was_moved(exported: Exported)
     nixl, mooncake = exported("nixl"), exported("mooncake", protocol="tcp", host="127.0.0.1")
     ((state, found),) = pair("nixl", nixl, nixl)
     over = "over what it chooses when it connects"
-    unprobed = "not probed: kvctl benchmark --to moves bytes between two hosts"
     assert (state, found) == (
         "ok",
-        f"decode-0 from prefill-0: nixl from host to host memory, {over}; {unprobed}",
+        f"decode-0 from prefill-0: nixl from host to host memory, {over}; {UNPROBED}",
     )
     ((state, found),) = pair("mooncake", mooncake, mooncake)
     assert (state, "mooncake from host to host memory, over tcp; not probed" in found) == ("ok", True)

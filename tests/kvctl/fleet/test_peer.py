@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from kvctl.doctor.peer_transports import UNPROBED
 from kvd.keys import TrustedKey, write_trusted
 from tests.kvctl.conftest import Run
 from tests.support.daemons import facts, session, wait_for, worker
@@ -63,6 +64,11 @@ def test_two_hosts_that_are_well(run: Run, pair: Pair) -> None:
     assert "peer" in screen.out
 
 
+def test_quick_reads_nothing_of_engines_there(run: Run, pair: Pair) -> None:
+    _, found = checks(run, pair, "--peer", place(pair["b"]), "--quick")
+    assert found["PEER_TRANSPORT"]["found"].endswith(UNPROBED)
+
+
 def test_a_host_that_tells_nothing_is_a_warning(run: Run, pair: Pair) -> None:
     shy = pair["b"].daemon
     shy.stop()
@@ -105,7 +111,6 @@ def test_what_is_no_peer_is_wrong_usage(run: Run, pair: Pair) -> None:
     for words, told in (
         (("--peer", place(pair["a"])), "is this host itself"),
         (("--peer", "nowhere"), "is no host of kvd"),
-        (("--peer", place(pair["b"]), "--quick"), "leave --quick out"),
         (("--peer", place(pair["b"]), "--fleet"), "leave --fleet out"),
     ):
         refused = run("--runtime-dir", pair["a"].daemon.directory, "doctor", *words)

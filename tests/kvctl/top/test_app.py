@@ -129,7 +129,7 @@ async def until(made: TopApp, pilot: Pilot[None], wanted: str) -> list[str]:
 
 def test_engines_pairs_flights_transfers_and_misses_fit_80_columns(kvd: Daemon) -> None:
     async def steps(made: TopApp, pilot: Pilot[None]) -> None:
-        engines = await until(made, pilot, "decode-0 decode ready 1/1 0 64.0 MiB 0 B 1 prefill-0")
+        engines = await until(made, pilot, "decode-0 decode ready 1/1 0 1.07 MiB/s 0 B/s 1 prefill-0")
         assert engines[1].split("  ")[-1].startswith("1 miss in 1m00s")
         assert "1 in flight  1 open lease" in engines[1]
         assert "1 Engines 2  2 Pairs 1  3 In flight 1" in engines[2]
