@@ -83,5 +83,5 @@ completions:  ## write completions/ anew from the command line itself
 	@$(BIN)/kvctl completion zsh >completions/_kvctl
 	@$(BIN)/kvctl completion fish >completions/kvctl.fish
 
-generated: completions  ## what is made of the command line, anew: completions/, tests/golden, answers quoted in docs/
-	@WRITE_DOCS=1 $(BIN)/python -m pytest -q -n 2 tests/kvctl/test_docs.py
+generated: completions  ## what is made of the command line, anew: completions/, tests/golden, docs/pictures, answers quoted in docs/
+	@WRITE_DOCS=1 $(BIN)/python -m pytest -q -n 2 tests/kvctl/test_docs.py tests/kvctl/top/test_pictures.py
