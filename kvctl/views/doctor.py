@@ -57,9 +57,11 @@ def doctor_screen(body: Doctor, wide: bool) -> ScreenPart:
         "",
     ]
     parts += [
-        (Styled(f"{check.state}  ", STYLES[check.state]), f"{name(check)}: {check.hint}")
-        for check in body.checks
-        if check.hint and (check.state in ("warning", "failed") or wide)
+        (Styled(f"{state}  ", STYLES[state]), f"{code}: {hint}")
+        for state, code, hint in dict.fromkeys(  # once, however many checks it is for
+            (check.state, name(check), check.hint) for check in body.checks
+        )
+        if hint and (state in ("warning", "failed") or wide)
     ]
     return [*parts, _summary(body)]
 
@@ -72,10 +74,8 @@ def name(check: Check) -> str:
 def _summary(body: Doctor) -> Cell:
     if not body.failed and not body.warnings:
         return Styled(f"nothing is wrong in {len(body.checks)} checks", "green")
-    return Styled(
-        f"{len(body.checks)} checks: {body.failed} failed, {body.warnings} warn",
-        "red" if body.failed else "yellow",
-    )
+    found = [f"{body.failed} failed"] * bool(body.failed) + [f"{body.warnings} warn"] * bool(body.warnings)
+    return Styled(f"{len(body.checks)} checks: {', '.join(found)}", "red" if body.failed else "yellow")
 
 
 VIEWS = (View(Doctor, doctor_screen, "checks", Check),)

@@ -107,6 +107,22 @@ LINES: dict[str, tuple[str, ...]] = {
         "wait decode-0",
     ),
     "completion": ("completion tcsh",),
+    "context": (
+        "context",
+        "context list -o json",
+        "context show",
+        "context show nothing",
+        "context use nothing",
+        "context use --none",
+    ),
+    "doctor": (
+        "doctor --peer nowhere",
+        "doctor --from nixl://127.0.0.1:1",
+        "doctor --from nixl://127.0.0.1:1 --to nixl://127.0.0.1:1",
+        "doctor --fleet --quick",
+    ),
+    "bundle": ("bundle /dev/null", "bundle -n none"),
+    "ports": ("ports extra", "ports -o nope"),
     "version": ("version", "version -o json", "version --client"),
     "kvctl": ("engine", "--nope", "engines --nope", "engines extra"),
 }
@@ -115,7 +131,6 @@ LINES: dict[str, tuple[str, ...]] = {
 HELP = (
     *(name for name in LINES if name != "kvctl"),
     "demo",
-    "doctor",
     "completion",
     "version",
     "keys trust",
