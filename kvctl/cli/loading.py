@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import sys
 from collections.abc import Callable
 from itertools import groupby
 from typing import Any, get_args
@@ -52,6 +53,11 @@ class LazyGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that ``args`` begin with. Raises `UsageError` with the near misses."""
         names = self.list_commands(ctx)
+        if args[:1] == ["help"]:  # as other programs have it
+            if not args[1:]:
+                sys.stdout.write(f"{ctx.get_help()}\n")
+                ctx.exit()
+            args = [*args[1:], "--help"]
         if args and args[0] not in names and not args[0].startswith("-"):
             raise UsageError(
                 f"no command {args[0]!r}; {near_misses(args[0], names)}", f"see {ctx.command_path} --help"

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
+import msgspec
+
 from kvctl import daemon
 from kvctl.cli.numbers import span
 from kvctl.cli.settings import Settings
@@ -136,11 +138,18 @@ def _there(mine: KvdStatus, place: str, theirs: KvdStatus | None) -> Iterator[Ch
 def _of_theirs(settings: Settings, mine: KvdStatus, asked: PeerAnswer, *, probe: bool) -> Iterator[Check]:
     """What only their kvd knows."""
     here, theirs = endpoint_name(mine.endpoint) or "", asked.status
+    local = replace(settings, host=None)
+    engines = daemon.engines(local, cards=True)
+    reads = partial(read_from, address=mine.endpoint.host) if probe else None
     if theirs is None:
         yield _peer(
             "warning", "PEER_ACCESS", f"the kvd at {asked.place} does not tell operators of this host how it is",
             f"there, name {here} in access.hosts of kvd.yaml; or type kvctl doctor --peer {here} there",
         )  # fmt: skip
+        # Of those that engines here have met, this host's kvd has the cards.
+        met = [row for row in engines if not row.local and endpoint_name(row.endpoint) == asked.place]
+        there = [msgspec.structs.replace(row, local=True) for row in met]
+        yield from transport_checks(engines, there, asked.place, reads)
         return
     row = _row(theirs, here, mine.kvd_id)
     what = f"the kvd at {asked.place} to this host's"
@@ -156,10 +165,8 @@ def _of_theirs(settings: Settings, mine: KvdStatus, asked: PeerAnswer, *, probe:
     yield from _keys(mine, theirs, asked.place)
     yield _clock(asked)
     yield from _versions(mine, theirs, asked.place)
-    local = replace(settings, host=None)
     yield from _backends(daemon.workers(local), asked)
-    reads = partial(read_from, address=mine.endpoint.host) if probe else None
-    yield from transport_checks(daemon.engines(local, cards=True), asked.engines, asked.place, reads)
+    yield from transport_checks(engines, asked.engines, asked.place, reads)
 
 
 def _row(status: KvdStatus, place: str, kvd_id: str) -> PeerRow | None:

@@ -44,17 +44,34 @@ class Ports(Struct, frozen=True, kw_only=True):
     findings: tuple[PortFinding, ...]
 
 
-def ports_screen(body: Ports, _wide: bool) -> ScreenPart:
-    """The sockets, then what is wrong."""
+MOST_ALIKE = 3
+"""Sockets of one process at one address, of which the same is known, that have a row each; of more the first."""
+
+
+def ports_screen(body: Ports, wide: bool) -> ScreenPart:
+    """The sockets, then what is wrong; those that torch opens by the dozen in each worker in one row, unless wide."""
     parts: list[ScreenPart] = []
     if body.sockets:
+        alike: dict[object, list[ListeningSocket]] = {}
+        for one in body.sockets:
+            key = (
+                (one.host, one.pids, one.process, one.what)
+                if one.port and not wide
+                else (one.path, one.host, one.port)
+            )
+            alike.setdefault(key, []).append(one)
+        rows = [
+            (one, len(same) if len(same) > MOST_ALIKE else 1)
+            for same in alike.values()
+            for one in (same[:1] if len(same) > MOST_ALIKE else same)
+        ]
         parts.append(
             table(
-                body.sockets,
-                Column("LISTENS", lambda one: one.path or join_address(one.host, one.port)),
-                number("PID", lambda one: ",".join(map(str, one.pids)) or None),
-                Column("PROCESS", lambda one: one.process or None),
-                Column("NOTE", lambda one: one.what or "-"),
+                sorted(rows, key=lambda row: body.sockets.index(row[0])),
+                Column("LISTENS", _listens),
+                number("PID", lambda row: ",".join(map(str, row[0].pids)) or None),
+                Column("PROCESS", lambda row: row[0].process or None),
+                Column("NOTE", lambda row: row[0].what or "-"),
             )
         )
     for one in body.findings:
@@ -63,6 +80,12 @@ def ports_screen(body: Ports, _wide: bool) -> ScreenPart:
     if not body.findings:
         parts += ["", Styled("no two want one port", "green")]
     return parts if body.sockets else parts[1:]
+
+
+def _listens(row: tuple[ListeningSocket, int]) -> str:
+    one, count = row
+    where = one.path or join_address(one.host, one.port)
+    return f"{where}, {count - 1} more" if count > 1 else where
 
 
 VIEWS = (View(Ports, ports_screen, "sockets", ListeningSocket),)

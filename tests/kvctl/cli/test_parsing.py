@@ -78,3 +78,17 @@ def test_n_is_the_same_option_everywhere(run: Run, command: tuple[str, ...]) -> 
 )
 def test_a_duration_is_repeated_as_it_is_typed(seconds: float, typed: str) -> None:
     assert typed_duration(seconds) == typed
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("help", "--help"),
+        ("help engines", "engines --help"),
+        ("keys help trust", "keys trust --help"),
+        ("help keys trust", "keys trust --help"),
+    ],
+)
+def test_help_is_also_a_word(run: Run, typed: str, meant: str) -> None:
+    assert run(*typed.split()) == run(*meant.split())
+    assert run("help", "nothing").code == 2

@@ -84,6 +84,8 @@ def test_a_host_that_tells_nothing_is_a_warning(run: Run, pair: Pair) -> None:
     assert place(pair["a"]) in found["PEER_ACCESS"]["hint"]
     assert found["PEER_ANSWERS"]["state"] == "ok"
     assert "PEER_CLOCK" not in found
+    # What would move bytes is told of engines there that this host's kvd has met; here none has.
+    assert found["PEER_TRANSPORT"]["state"] == "skipped"
 
 
 def test_each_way_of_not_answering_is_named(run: Run, pair: Pair) -> None:

@@ -193,3 +193,16 @@ def test_whoever_names_a_socket_breaks_nobodys_answer(tmp_path: Path) -> None:
         "0: 2 0 10000 1 1 78 @\na\nb c d zz e f g h\n"
     )
     assert list(_unix(table)) == [("/run/my kvd/kvd.sock", 77), ("@", 78)]
+
+
+def test_sockets_that_a_process_opens_by_the_dozen_are_one_row_unless_all_are_asked_for(
+    run: Run, tmp_path: Path
+) -> None:
+    with server("vllm", "serve", "/m/x", count=12) as (pid, ports):
+        shown, wide = (run("ports", *words, "--runtime-dir", tmp_path).out for words in ((), ("-o", "wide")))
+    rows, all_rows = (
+        [line for line in out.splitlines() if str(pid) in line.split()] for out in (shown, wide)
+    )
+    assert len(rows) == 1
+    assert rows[0].startswith(f"127.0.0.1:{min(ports)}, 11 more")
+    assert len(all_rows) == 12
