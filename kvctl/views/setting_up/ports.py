@@ -53,13 +53,10 @@ def ports_screen(body: Ports, wide: bool) -> ScreenPart:
     parts: list[ScreenPart] = []
     if body.sockets:
         alike: dict[object, list[ListeningSocket]] = {}
-        for one in body.sockets:
-            key = (
-                (one.host, one.pids, one.process, one.what)
-                if one.port and not wide
-                else (one.path, one.host, one.port)
-            )
-            alike.setdefault(key, []).append(one)
+        for socket in body.sockets:
+            told = (socket.pids, socket.process, socket.what)
+            own = socket.path or socket.port if wide or socket.path else 0
+            alike.setdefault((socket.host, own, *told), []).append(socket)
         rows = [
             (one, len(same) if len(same) > MOST_ALIKE else 1)
             for same in alike.values()
