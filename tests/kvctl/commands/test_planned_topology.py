@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -151,3 +152,17 @@ def test_the_table_shows_what_a_request_costs_and_the_load_of_every_rank(run: Ru
         *("8192", "tokens", "2.50", "GiB", "327680", "327680", "8.00", "KiB", "640", "MiB"),
         *("13.4", "ms", "at", "46.6", "GiB/s", "a", "rank"),
     ]
+
+
+@pytest.mark.parametrize(("local", "remote"), [(256, 256), (1000, 504)])
+def test_large_engines_are_described_in_under_three_seconds_of_a_core(
+    run: Run, local: int, remote: int
+) -> None:
+    """And on a screen that a person can read: ranks that are alike are one row."""
+    began = time.process_time()
+    outcome = run(
+        "describe-topology", "--model", "qwen3-32b", "--local", f"tp={local}", "--remote", f"tp={remote}"
+    )
+    assert time.process_time() - began < 3.0
+    assert (outcome.code, outcome.err) == (0, "")
+    assert len(outcome.out.splitlines()) < 60
