@@ -36,6 +36,8 @@ def test_the_package_has_an_environment_that_runs(tmp_path: Path) -> None:
             capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert (done.returncode, done.stdout) == (0, f"{name} 0.1.0\n"), done.stderr
+    textual = [sys.executable, "-P", "-S", "-B", "-c", "import kvctl.top.app"]  # kvctl top's full screen
+    subprocess.run(textual, env=plain | {"PYTHONPATH": str(site)}, check=True)
     unit = (host / "usr/lib/systemd/system/kvd.service").read_text()
     assert "\nExecStart=/opt/kvd/bin/kvd\n" in unit
     assert (host / "usr/share/man/man8/kvd.8").exists()
