@@ -22,6 +22,7 @@ test:  ## every check and every test, real engines included
 	@.ci/setup vllm
 	@.ci/setup routers
 	@.ci/setup shells
+	@.ci/setup browser
 	@.ci/setup etcd
 	@$(BIN)/python .ci/checks lint unit e2e
 
@@ -35,6 +36,7 @@ docs:  ## the site of docs/ into .builds/site, every internal link checked; read
 unit:  ## the tests that need no engine
 	@.ci/setup base
 	@.ci/setup shells
+	@.ci/setup browser
 	@.ci/setup etcd
 	@$(BIN)/python .ci/checks unit
 
@@ -83,5 +85,7 @@ completions:  ## write completions/ anew from the command line itself
 	@$(BIN)/kvctl completion zsh >completions/_kvctl
 	@$(BIN)/kvctl completion fish >completions/kvctl.fish
 
-generated: completions  ## what is made of the command line, anew: completions/, tests/golden, docs/pictures, answers quoted in docs/
-	@WRITE_DOCS=1 $(BIN)/python -m pytest -q -n 2 tests/kvctl/test_docs.py tests/kvctl/top/test_pictures.py
+generated: completions  ## what is made of the program, anew: completions/, tests/golden, what docs/ quotes and pictures
+	@.ci/setup browser
+	@WRITE_DOCS=1 $(BIN)/python -m pytest -q -n 2 tests/kvctl/test_docs.py tests/kvctl/top/test_pictures.py \
+		tests/kvctl/views/reports/test_pictures.py::test_pictures_in_docs_are_of_the_pages_as_they_are

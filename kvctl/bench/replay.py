@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvctl.bench.measure import Difference, TellStep
 from kvctl.bench.moving import STAGES
@@ -57,6 +57,13 @@ class _Found:
     transports: set[str] = field(default_factory=set)
 
 
+class Replayed(NamedTuple):
+    """One way's figures, and the seconds of each transfer, in the order of the streams."""
+
+    variant: Variant
+    seconds: tuple[float, ...]
+
+
 def replay(
     streams: Sequence[RecordedStream],
     pace: ReplayPace,
@@ -66,7 +73,7 @@ def replay(
     *,
     verify: bool = True,
     to: ServeTarget | None = None,
-) -> Variant:
+) -> Replayed:
     """Replay all streams one after the other, with the sources at ``to`` and logs below ``folder``.
 
     Raises `WorkerFailed` where the backend cannot, `Difference` where a byte landed wrong.
@@ -80,7 +87,7 @@ def replay(
                 _batch(both, stream, batch, way, pace, found, verify=verify)
                 told(f"{way.name}: {len(found.answers)} transfers")
         found.transports.add(both.transport(_operation(both, stream)))
-    return _variant(way, found, verify=verify)
+    return Replayed(_variant(way, found, verify=verify), tuple(one["seconds"] for one in found.answers))
 
 
 def recorded_figures(transfers: Sequence[TransferLine]) -> RecordedFigures:

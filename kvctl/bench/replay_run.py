@@ -12,9 +12,10 @@ from pathlib import Path
 from kvctl.bench.pair import BackendRun
 from kvctl.bench.recorded import Recorded, recorded
 from kvctl.bench.remote import ServeTarget
-from kvctl.bench.replay import ReplayPace, Way, recorded_figures, replay
-from kvctl.bench.run import check_report, progress, tried, usable, workplace, write_report
+from kvctl.bench.replay import Replayed, ReplayPace, Way, recorded_figures, replay
+from kvctl.bench.run import progress, tried, usable, workplace
 from kvctl.cli.numbers import size, span
+from kvctl.cli.report_file import check_report, write_report
 from kvctl.cli.settings import Settings
 from kvctl.errors import CheckFailed
 from kvctl.ledger import trace_files
@@ -69,15 +70,29 @@ def run(wanted: ReplayOptions, settings: Settings) -> None:
             way.name: functools.partial(replayed, way, verify=wanted.verify, to=wanted.to) for way in ways
         }
         needed = runs if len(runs) == 1 else ()
-        variants, failures = tried(runs, needed, "run it again with this way alone")
+        replayed_ways, failures = tried(runs, needed, "run it again with this way alone")
+    variants = [one.variant for one in replayed_ways]
     if not variants:
         raise CheckFailed("; ".join(notes + failures), "name another --backend")
     document = _document(wanted, trace, found, variants, notes + failures, (began, load, taken))
     show(document, settings)
     if wanted.report is not None:
-        from kvctl.views.measuring.replay import replay_page
+        from kvctl.views.reports.replay import replay_page
 
-        write_report(wanted.report, replay_page(document))
+        write_report(wanted.report, replay_page(document, trace, _again(trace, found, replayed_ways)))
+
+
+def _again(
+    trace: RecordedTrace, found: Recorded, replayed_ways: Sequence[Replayed]
+) -> dict[int, dict[str, float]]:
+    """The seconds of each transfer with each way, by its place in the trace."""
+    places = {id(one): number for number, one in enumerate(trace.transfers)}
+    order = [places[id(one)] for stream in found.streams for one in stream.transfers]
+    again: dict[int, dict[str, float]] = {number: {} for number in order}
+    for way in replayed_ways:
+        for number, seconds in zip(order, way.seconds, strict=True):
+            again[number][way.variant.name] = seconds
+    return again
 
 
 def _ways(wanted: ReplayOptions, found: Recorded) -> tuple[list[Way], list[str]]:

@@ -17,6 +17,7 @@ from kvctl.bench.measure import Difference, Measured, Sweep, TellStep, measure, 
 from kvctl.bench.pair import BackendRun
 from kvctl.bench.remote import ServeTarget
 from kvctl.bench.sizing import Sized, sized
+from kvctl.cli.report_file import check_report, write_report
 from kvctl.cli.settings import Settings
 from kvctl.cli.talk import plain_lines
 from kvctl.errors import CheckFailed, UsageError
@@ -94,7 +95,7 @@ def run(wanted: BenchmarkOptions, settings: Settings) -> None:
 
         sys.stdout.write(plain_lines(benchmark_plot(document)))
     if wanted.report is not None:
-        from kvctl.views.measuring.benchmark import benchmark_page
+        from kvctl.views.reports.benchmark import benchmark_page
 
         write_report(wanted.report, benchmark_page(document))
 
@@ -131,20 +132,6 @@ def usable(asked: Sequence[str]) -> tuple[list[str], list[str]]:
         else:
             notes.append(f"{name} is left out: {states[name]}")
     return names, notes
-
-
-def check_report(path: Path | None) -> None:
-    """Raise `UsageError` where the report could not be written in the end."""
-    if path is not None and not os.access(path.absolute().parent, os.W_OK):
-        raise UsageError(f"--report {path}: {path.absolute().parent} is no folder that can be written to")
-
-
-def write_report(path: Path, page: str) -> None:
-    """Write a page. Raises `UsageError` where that cannot be done."""
-    try:
-        path.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"--report {path}: {error.strerror or error}", "give another file") from None
 
 
 @contextlib.contextmanager

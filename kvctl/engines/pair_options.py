@@ -46,10 +46,6 @@ MemoryOption = Annotated[
     ),
 ]
 NoVerifyOption = Annotated[bool, typer.Option("--no-verify", help="Do not compare the bytes that land.")]
-ReportOption = Annotated[
-    Path | None,
-    typer.Option("--report", metavar="FILE", dir_okay=False, help="Write a page of HTML as well."),
-]
 ToOption = Annotated[
     str | None,
     typer.Option(

@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 from kvctl.cli.numbers import clock, size, span
 from kvctl.cli.units import Bytes, Count, Seconds, Time, filled
 from kvctl.views.registry import View, moment
-from kvctl.views.screen import Column, ScreenPart, facts, number, sizes, table
+from kvctl.views.screen import Column, ScreenPart, TextTable, facts, number, sizes, table
 
 if TYPE_CHECKING:
     from kvd.trace import model
@@ -181,7 +181,12 @@ def trace_screen(body: Trace, wide: bool) -> ScreenPart:
         number("MEMORY", lambda e: size(e.bytes) if e.geometry else "-"),
         Column("GENERATION", lambda e: e.generation or "-", wide),
     )
-    pairs = table(
+    return [head, "", engines, "", pairs_table(body)]
+
+
+def pairs_table(body: Trace) -> TextTable:
+    """Which engines moved what to each other."""
+    return table(
         body.pairs,
         Column("FROM", lambda pair: pair.remote_engine),
         Column("TO", lambda pair: pair.local_engine),
@@ -194,7 +199,6 @@ def trace_screen(body: Trace, wide: bool) -> ScreenPart:
         number("TIME", lambda pair: span(pair.seconds)),
         number("BLOCKS/RUN", lambda pair: f"{pair.blocks_per_run:.1f}"),
     )
-    return [head, "", engines, "", pairs]
 
 
 def traces_screen(body: Traces, wide: bool) -> ScreenPart:

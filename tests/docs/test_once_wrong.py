@@ -55,12 +55,12 @@ ONCE_WRONG = {
         "test_the_line_of_the_ceiling_is_not_taken_for_the_rate",
     ),
     "a report has no date, host, versions and command": (
-        "tests/kvctl/views/measuring/test_benchmark.py",
-        "test_a_page_says_when_where_with_what_and_how_it_was_made",
+        "tests/kvctl/views/reports/test_reports.py",
+        "test_a_page_says_who_made_it_when_where_with_what_and_how",
     ),
     "a report's legend is clipped": (
-        "tests/kvctl/views/measuring/test_benchmark.py",
-        "test_a_legend_of_many_names_stays_within_the_drawing",
+        "tests/kvctl/views/reports/test_pictures.py",
+        "test_all_of_a_page_is_within_the_window_and_nothing_covers_another",
     ),
     "large engines take long, or do not end": (
         "tests/kvd/topology/test_describe.py",

@@ -9,6 +9,7 @@ import typer
 
 from kvctl.cli.option_kinds import choices, number
 from kvctl.cli.parsing import chosen_devices, counts, cuda_devices
+from kvctl.cli.report_file import ReportOption
 from kvctl.cli.settings import Settings
 from kvctl.engines import pair_options
 from kvctl.engines.sources import load_pair, planned
@@ -82,7 +83,7 @@ def benchmark(  # noqa: PLR0913 - one for each option
         typer.Option("--handshake", help="What engines must know of each other first, instead of bytes."),
     ] = False,
     plot: Annotated[bool, typer.Option("--plot", help="Bars below the table.")] = False,
-    report: pair_options.ReportOption = None,
+    report: ReportOption = None,
     to: pair_options.ToOption = None,
     key_file: pair_options.KeyFileOption = None,
 ) -> None:

@@ -8,13 +8,13 @@ import typer
 
 from kvctl.cli.option_kinds import number
 from kvctl.cli.parsing import number_or_zero, share
+from kvctl.cli.report_file import ReportOption
 from kvctl.cli.settings import Settings
 from kvctl.engines.pair_options import (
     BackendsOption,
     KeyFileOption,
     MemoryOption,
     NoVerifyOption,
-    ReportOption,
     ToOption,
 )
 from kvctl.errors import UsageError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 from kvctl.cli.numbers import rate, size, span
 from kvctl.cli.units import BytesPerSecond, Count, Seconds, Time
 from kvctl.ledger.statistics import quantile
-from kvctl.views.measuring.bars import Bar, bars_text, page
+from kvctl.views.measuring.bars import Bar, bars_text
 from kvctl.views.registry import View
 from kvctl.views.screen import Column, ScreenPart, Styled, TextTable, number, table
 from kvd.geometry.rank import RankName
@@ -131,30 +131,19 @@ class HandshakeBenchmark(Struct, frozen=True, kw_only=True):
 
 def benchmark_screen(body: Benchmark, wide: bool) -> ScreenPart:
     """One measurement a line; below it warnings and what was left out."""
-    head, *lines = _head(body)
+    head, *lines = conditions(body)
     warnings = [Styled(f"{one.code}: {one.message}", "yellow") for one in body.warnings]
     notes = [f"not measured: {note}" for note in body.notes]
-    return [head, "", _table(body, wide), "", *lines, *warnings, *notes]
+    return [head, "", figures(body.measurements, wide), "", *lines, *warnings, *notes]
 
 
 def benchmark_plot(body: Benchmark) -> str:
     """The rates as bars of text; ``|`` and the second figure are the ceiling of one large transfer."""
-    return "\n" + bars_text(_bars(body))
+    return "\n" + bars_text(rate_bars(body.measurements))
 
 
-def benchmark_page(body: Benchmark) -> str:
-    """The whole as one file of HTML."""
-    return page(
-        f"KV transfer of {body.model}",
-        [*_head(body), *(f"{one.code}: {one.message}" for one in body.warnings)]
-        + [f"Not measured: {note}" for note in body.notes],
-        [("Rates; the line stands at that of one large transfer", _bars(body))],
-        _table(body, wide=True),
-        body.started,
-    )
-
-
-def _head(body: Benchmark) -> list[str]:
+def conditions(body: Benchmark) -> list[str]:
+    """Who reads from whom, in how much memory, on how busy a machine."""
     pair = f"{body.local} reads from {body.remote}: {body.local_rank} from {', '.join(body.remote_ranks)}"
     verified = all(row.verified for row in body.measurements)
     compared = f"bytes were {'' if verified else 'not '}compared"
@@ -165,9 +154,10 @@ def _head(body: Benchmark) -> list[str]:
     ]
 
 
-def _table(body: Benchmark, wide: bool) -> TextTable:
+def figures(measurements: Sequence[Measurement], wide: bool) -> TextTable:
+    """One measurement a line."""
     return table(
-        body.measurements,
+        measurements,
         Column("BACKEND", lambda row: row.backend),
         Column("OP", lambda row: row.operation),
         number("TOKENS", lambda row: row.tokens),
@@ -192,11 +182,12 @@ def _table(body: Benchmark, wide: bool) -> TextTable:
 
 
 def _ratio(name: str) -> Column[Measurement]:
-    return number(f"/{name.upper()}", lambda row: f"{_ceiling(row, name).ratio:.2f}")
+    return number(f"/{name.upper()}", lambda row: f"{ceiling(row, name).ratio:.2f}")
 
 
-def _ceiling(row: Measurement, name: str) -> Ceiling:
-    return next(ceiling for ceiling in row.ceilings if ceiling.name == name)
+def ceiling(row: Measurement, name: str) -> Ceiling:
+    """What the machine did at best beside a measurement."""
+    return next(one for one in row.ceilings if one.name == name)
 
 
 def _stage(name: str) -> Column[Measurement]:
@@ -207,15 +198,16 @@ def _named(figures: Iterable[tuple[str, str]]) -> str:
     return ", ".join(f"{name} {figure}" for name, figure in figures)
 
 
-def _bars(body: Benchmark) -> list[Bar]:
+def rate_bars(measurements: Iterable[Measurement]) -> list[Bar]:
+    """The rate of each, with that of one large transfer as its mark."""
     return [
         Bar(
             label=f"{row.backend} {row.operation}, {row.tokens} x {row.concurrency}, {row.fragmentation}",
             parts=(("rate", row.bytes_per_second),),
-            text=f"{rate(row.bytes_per_second)} of {rate(_ceiling(row, 'large').bytes_per_second)}",
-            mark=_ceiling(row, "large").bytes_per_second,
+            text=f"{rate(row.bytes_per_second)} of {rate(ceiling(row, 'large').bytes_per_second)}",
+            mark=ceiling(row, "large").bytes_per_second,
         )
-        for row in body.measurements
+        for row in measurements
     ]
 
 

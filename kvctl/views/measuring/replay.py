@@ -8,7 +8,6 @@ from msgspec import Meta, Struct
 
 from kvctl.cli.numbers import rate, size, span
 from kvctl.cli.units import Bytes, BytesPerSecond, Count, Seconds, Time
-from kvctl.views.measuring.bars import Bar, page
 from kvctl.views.measuring.benchmark import Quantiles
 from kvctl.views.registry import View
 from kvctl.views.screen import Column, ScreenPart, TextTable, number, table
@@ -83,25 +82,12 @@ STAGES = ("queued", "handshake", "plan", "prepare", "post", "wire", "complete")
 
 def replay_screen(body: Replay, wide: bool) -> ScreenPart:
     """The record in the first line, then one way a line; below what dominates and which is fastest."""
-    head, *rest = _words(body)
-    return [head, "", _table(body, wide), "", *rest]
+    head, *rest = replay_words(body)
+    return [head, "", replay_table(body, wide), "", *rest]
 
 
-def replay_page(body: Replay) -> str:
-    """The whole as one file of HTML."""
-    ways = _ways(body)
-    stages = [_bar(_name(way), way) for way in ways]
-    rates = [Bar(_name(way), (("rate", way.bytes_per_second),), rate(way.bytes_per_second)) for way in ways]
-    return page(
-        f"Replay of {body.trace}",
-        _words(body),
-        [("The middle of each stage; beside it the middle of whole transfers", stages), ("Rates", rates)],
-        _table(body, wide=True),
-        body.started,
-    )
-
-
-def _words(body: Replay) -> list[str]:
+def replay_words(body: Replay) -> list[str]:
+    """How it was replayed; then what takes the time of each way, and which is fastest."""
     verified = all(one.verified for one in body.variants)
     conditions = f"{size(body.memory)} of memory, {body.cores} cores, load {body.load:.1f} at the beginning"
     compared = f"bytes were {'' if verified else 'not '}compared"
@@ -124,14 +110,14 @@ def _where(one: Variant) -> str:
     return f"{one.name}: {one.dominant_share:.0%} of the time is in {one.dominant}; over {one.transport or 'unknown'}"
 
 
-def _table(body: Replay, wide: bool) -> TextTable:
+def replay_table(body: Replay, wide: bool) -> TextTable:
     """The record first, then one way a line."""
     first = body.variants[0].stages
     shown = [name for name in STAGES if name in body.recorded.stages or name in first]
     shown += [name for name in body.recorded.stages if name not in STAGES]
     return table(
-        _ways(body),
-        Column("WAY", _name),
+        ways(body),
+        Column("WAY", way_name),
         number("BYTES", lambda way: size(way.bytes)),
         number("COPIES", lambda way: way.descriptors),
         number("RATE", lambda way: rate(way.bytes_per_second or None)),
@@ -142,11 +128,13 @@ def _table(body: Replay, wide: bool) -> TextTable:
     )
 
 
-def _ways(body: Replay) -> list[WayFigures]:
+def ways(body: Replay) -> list[WayFigures]:
+    """The record, then the ways in which it was replayed."""
     return [body.recorded, *body.variants]
 
 
-def _name(way: WayFigures) -> str:
+def way_name(way: WayFigures) -> str:
+    """What it is called."""
     return way.name if isinstance(way, Variant) else "recorded"
 
 
@@ -160,12 +148,6 @@ def _stage(name: str, wide: bool) -> Column[WayFigures]:
         return " / ".join(map(span, (stage.p50, stage.p90, stage.p99))) if wide else span(stage.p50)
 
     return number(name.upper(), cell)
-
-
-def _bar(name: str, way: WayFigures) -> Bar:
-    """The middles of the stages side by side. They add up to no transfer's time, so that is written beside them."""
-    parts = tuple((stage, way.stages[stage].p50) for stage in STAGES if stage in way.stages)
-    return Bar(name, parts, f"a transfer {span(way.seconds.p50)}")
 
 
 VIEWS = (View(Replay, replay_screen),)

@@ -36,6 +36,12 @@ STYLE = (
     ".engine{font-weight:bold;font-size:13px}.bad{fill:#b91c1c;font-weight:bold}.good{fill:#15803d}"
     ".warning{fill:#b45309}.error{fill:#b91c1c}.node{fill:#f1f5f9;stroke:#94a3b8}"
     ".flow{fill:none;stroke-opacity:.65}.label{font-size:9.5px;fill:#334155;paint-order:stroke;stroke:#ffffff;stroke-width:3px}"
+    ".paper{fill:#ffffff}"
+    # What knows no media queries draws it light.
+    "@media (prefers-color-scheme:dark){"
+    "text{fill:#e2e8f0}.dim{fill:#a3b1c6}.bad,.error{fill:#fca5a5}.good{fill:#4ade80}.warning{fill:#fbbf24}"
+    ".node{fill:#1e293b;stroke:#64748b}.paper{fill:#0f172a}.label{fill:#cbd5e1;stroke:#0f172a}"
+    ".flow{stroke-opacity:1;filter:brightness(1.6)}}"
 )
 
 
@@ -62,7 +68,7 @@ def topology_svg(body: Topology) -> str:
         (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {top}" width="{WIDTH}" height="{top}">',
             f"<style>{STYLE}</style>",
-            f'<rect width="{WIDTH}" height="{top}" fill="#ffffff"/>',
+            f'<rect class="paper" width="{WIDTH}" height="{top}"/>',
             *parts,
             "</svg>",
             "",

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import re
-import socket
 from datetime import UTC, datetime
 
 import msgspec
-import pytest
 
-from kvctl.views.measuring.bars import Bar, bars_svg
 from kvctl.views.measuring.benchmark import (
     Benchmark,
     Ceiling,
     Measurement,
-    benchmark_page,
     benchmark_plot,
     quantiles,
 )
+from kvctl.views.reports.benchmark import benchmark_page
 
 RATIOS = {"tcp": 3.25, "memcpy": 0.25, "large": 0.75}
 STAGES = ("plan", "prepare", "post", "wire", "complete")
@@ -72,17 +68,3 @@ def test_the_line_of_the_ceiling_is_not_taken_for_the_rate() -> None:
     )
     assert benchmark_plot(body).rstrip().endswith("954 MiB/s of 3.73 GiB/s")
     assert "954 MiB/s of 3.73 GiB/s" in benchmark_page(body)
-
-
-def test_a_page_says_when_where_with_what_and_how_it_was_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", ["/usr/bin/kvctl", "benchmark", "--model", "a b"])
-    page = benchmark_page(BODY)
-    assert f"2024-01-01 00:00:00 UTC on {socket.gethostname()}, with kvctl " in page
-    assert "Made by: kvctl benchmark --model &#x27;a b&#x27;" in page
-
-
-def test_a_legend_of_many_names_stays_within_the_drawing() -> None:
-    svg = bars_svg([Bar("b", tuple((f"stage{n}", 1.0) for n in range(13)), "t")])
-    legend = [float(x) for x in re.findall(r'<rect x="([0-9]+)" y="[0-9]+" width="12"', svg)]
-    assert len(legend) == 13
-    assert max(legend) + 100 < 1000
