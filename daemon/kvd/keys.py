@@ -61,6 +61,8 @@ class TrustedKey:
 class KeyFileError(KvdError):
     """A file of keys that cannot be used; ``message`` names it, ``hint`` says what to do."""
 
+    code = "KVD-KEY-FILE"
+
 
 # --- a host's own pair ---
 

@@ -14,11 +14,15 @@ class ServiceError(KvdError):
 
 
 class ConfigError(ServiceError):
-    """The daemon cannot be started, or reloaded, with these settings."""
+    """The daemon cannot be started, or reloaded, with these settings or flags."""
+
+    code = "KVD-SETTINGS"
 
 
 class StartError(ServiceError):
     """A socket, a lock or a directory cannot be had."""
+
+    code = "KVD-START"
 
 
 class PeerAway(ServiceError):
@@ -66,6 +70,9 @@ def unreadable(error: WireError) -> Refused:
     return refusal(error.code, error.message, hint=hint, final=isinstance(error, Malformed))
 
 
+LEDGER_CODE: RefusalCode = "KVD-LEDGER"
+
+
 class LedgerError(RequestRefused):
     """The ledger cannot be opened, written or read now; the message keeps SQLite's own words.
 
@@ -75,4 +82,4 @@ class LedgerError(RequestRefused):
     def __init__(
         self, message: str, *, hint: str = "see the disk of kvd's state directory, and kvd's log"
     ) -> None:
-        super().__init__("KVD-LEDGER", message, hint=hint)
+        super().__init__(LEDGER_CODE, message, hint=hint)

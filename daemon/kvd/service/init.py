@@ -21,6 +21,7 @@ from pathlib import Path
 from kvd.keys import KeyFileError, write_pair
 from kvd.service.config import endpoint
 from kvd.service.errors import StartError
+from kvd.service.flags import FlagParser
 from kvd.shipped import shipped
 from kvd.wire.names import RUNTIME_DIR_VARIABLE, runtime_dir
 
@@ -117,7 +118,7 @@ def with_settings(text: str, changes: Mapping[str, str]) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = FlagParser(
         prog="kvd init",
         description="Makes what kvd needs: its user and group, the directory of its settings, keys, a configuration "
         "and a unit of systemd. As root for this host, as another user for that user's own engines. What exists is "

@@ -40,7 +40,9 @@ async def _read_again(daemon: Daemon, keys: Keys, reader: ThreadPoolExecutor) ->
         if keys.error != error.message:
             keys.error = error.message
             daemon.counters["keys.unreadable"] += 1
-            log.error("the keys stay as they are: %s", error.message)  # noqa: TRY400 (the message says it all)
+            log.error(  # noqa: TRY400 (the message says it all)
+                "the keys stay as they are: %s", error.message, extra={"code": error.code}
+            )
         return
     if keys.half_written(trusted):
         return

@@ -27,6 +27,8 @@ SEVERITIES = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (
 """Levels of `logging`, from the highest, and syslog's number for each."""
 MOST_BYTES = 4 << 20
 """Bytes of such lines."""
+FAULT_CODE = "KVD-INTERNAL"
+"""The code of an error that was logged without ``extra={"code": ...}``: nobody has foreseen it."""
 MOST_CALLS = 16
 """Calls that are told of an error, the innermost ones."""
 MOST_CAUSES = 4
@@ -49,8 +51,9 @@ class OneLine(logging.Formatter):
             record.exc_text = before
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's name)
-        """The message, with its control characters written out."""
-        record.message = escaped(cut(record.message, MAX_LINE))
+        """The message, with its control characters written out, and the code that `kvctl explain` takes."""
+        code = getattr(record, "code", FAULT_CODE if record.levelno >= logging.ERROR else "")
+        record.message = escaped(cut(record.message, MAX_LINE)) + (f" [{code}]" if code else "")
         return super().formatMessage(record)
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802 (logging's name)

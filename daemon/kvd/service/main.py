@@ -16,6 +16,7 @@ from kvd.installed import own_version
 from kvd.service.config import Config, load
 from kvd.service.ending import FAULT, end_with_threads
 from kvd.service.errors import ServiceError
+from kvd.service.flags import FlagParser
 from kvd.service.init import init
 from kvd.service.log import marking, to_journal, writing
 from kvd.service.loop_monitor import LoopMonitor, event_loop
@@ -39,7 +40,7 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
     try:
         sys.exit(init(words[1:]) if words[:1] == ["init"] else _act(_parser().parse_args(words)))
     except ServiceError as error:
-        told = f"kvd: {error.message}" + (f"\nkvd: next: {error.hint}" if error.hint else "")
+        told = f"kvd: {error.message} [{error.code}]" + (f"\nkvd: next: {error.hint}" if error.hint else "")
         marked = marking(sys.stderr.fileno())
         sys.stderr.writelines(f"{marked(logging.ERROR, line)}\n" for line in told.split("\n"))
         sys.exit(CANNOT_START)
@@ -82,7 +83,7 @@ def _serve(given: argparse.Namespace, config: Config) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = FlagParser(
         prog="kvd",
         description="Control plane of KV cache transfer between vLLM engines: one daemon a host. "
         "`kvd init` makes what a host needs before the first one; `kvd init --dry-run` says what that is.",

@@ -13,6 +13,7 @@ import msgspec
 from kvd.service.config import RELOADABLE, Config
 from kvd.service.daemon import Daemon
 from kvd.service.errors import ConfigError
+from kvd.service.log import FAULT_CODE
 from kvd.service.notify import Notifier
 
 log = logging.getLogger(__name__)
@@ -38,7 +39,13 @@ async def reloading(
             expected = isinstance(error, ConfigError)
             why = error.message if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
             status = f"NOT reloaded: {why}"
-            log.log(logging.ERROR, "%s; the old settings stay", status, exc_info=None if expected else error)
+            log.log(
+                logging.ERROR,
+                "%s; the old settings stay",
+                status,
+                exc_info=None if expected else error,
+                extra={"code": getattr(error, "code", FAULT_CODE)},
+            )
             daemon.counters["reloads.failed"] += 1
         notifier.ready(status)
 

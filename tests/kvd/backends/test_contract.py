@@ -20,13 +20,13 @@ from kvd.backends.errors import (
     BackendError,
     BackendUnavailable,
     PeerMetadataError,
-    RegistrationError,
     TransferRefused,
 )
 from kvd.backends.registry import ADAPTERS, open_backend
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
 from kvd.topology.grid import Grid, Selection
+from tests.support.raising import raises
 
 SIZE = 1 << 20
 Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
@@ -273,7 +273,7 @@ def test_unusable_metadata_is_refused_with_both_values(pair: Pair, spoil: object
 
 def test_other_version_is_refused_with_both_values(pair: Pair) -> None:
     stranger = pack(Envelope(pair.kind, "0.9.1", "a", (Region(4096, 4096),), b""))
-    with pytest.raises(PeerMetadataError, match=r"0\.9\.1 at the peer and"):
+    with raises("KVD-BACKEND-METADATA", match=r"0\.9\.1 at the peer and"):
         pair.me.lane("x").add("p", stranger)
 
 
@@ -301,17 +301,17 @@ def test_a_closed_lane_takes_nothing_and_harms_no_other(pair: Pair) -> None:
 
 def test_a_backend_wants_memory_first_and_once(pair: Pair) -> None:
     bare = open_backend(pair.kind, "bare", {})
-    with pytest.raises(RegistrationError):
+    with raises("KVD-BACKEND-REGISTER"):
         bare.metadata()
-    with pytest.raises(RegistrationError):
+    with raises("KVD-BACKEND-REGISTER"):
         bare.lane("x")
-    with pytest.raises(RegistrationError):
+    with raises("KVD-BACKEND-REGISTER"):
         bare.register([Region(4096, 0)])
-    with pytest.raises(RegistrationError):
+    with raises("KVD-BACKEND-REGISTER"):
         pair.me.register([Region(4096, 4096)])
     bare.close()
     bare.close()
-    with pytest.raises(BackendError, match="closed"):
+    with raises("KVD-BACKEND", match="closed"):
         bare.lane("x")
 
 

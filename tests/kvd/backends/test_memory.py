@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from kvd.backends.contract import Lane, State
-from kvd.backends.errors import TransferRefused
 from kvd.backends.memory import Faults, open_backend
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
+from tests.support.raising import raises
 
 Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
@@ -51,7 +51,7 @@ def test_hold(bench: Bench) -> None:
 def test_refuse_the_second(bench: Bench) -> None:
     bench.faults.refuse = {1}
     bench.lane.submit("p", bench.rows())
-    with pytest.raises(TransferRefused, match="submit 1"):
+    with raises("KVD-BACKEND-REFUSED", match="submit 1"):
         bench.lane.submit("p", bench.rows())
     bench.lane.submit("p", bench.rows())
 

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from kvd.backends.contract import Lane, SelectingLane, State, Transfer, Window, WindowBackend
-from kvd.backends.errors import RegistrationError, TransferRefused, WorkerUnreachable
+from kvd.backends.errors import TransferRefused, WorkerUnreachable
 from kvd.backends.registry import open_backend
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
 from kvd.topology.grid import Grid, Selection
+from tests.support.raising import raises
 
 SIZE = 1 << 20
 Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
@@ -133,10 +134,10 @@ def test_a_closed_window_says_so(sides: Sides) -> None:
 def test_a_home_wants_memory_first_and_takes_its_windows_along(sides: Sides) -> None:
     bare = open_backend("memory" if "Memory" in type(sides.owner).__name__ else "nixl", "bare", {})
     assert isinstance(bare, WindowBackend)
-    with pytest.raises(RegistrationError):
+    with raises("KVD-BACKEND-REGISTER"):
         bare.window("p")
     bare.close()
     window = sides.owner.window("p")
     sides.owner.close()
-    with pytest.raises(TransferRefused, match="closed"):
+    with raises("KVD-BACKEND-REFUSED", match="closed"):
         window.metadata()

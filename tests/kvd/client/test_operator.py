@@ -10,15 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from kvd.client.errors import RefusedByDaemon, SocketNotPermitted, TimedOut, Unreachable
+from kvd.client.errors import RefusedByDaemon, SocketNotPermitted, Unreachable
 from kvd.client.operator import connect
 from kvd.wire.handshake import DescribeEngine
 from kvd.wire.query import GetStatus, KvdStatus
 from tests.support.daemons import daemons, facts, session, wait_for, worker
+from tests.support.raising import raises
 
 
 def test_a_missing_socket_is_named_with_the_next_step(tmp_path: Path) -> None:
-    with pytest.raises(Unreachable, match=f"{tmp_path}/kvd.sock does not exist") as error:
+    with raises("KVD-UNREACHABLE", match=f"{tmp_path}/kvd.sock does not exist") as error:
         connect(tmp_path)
     assert "systemctl status kvd" in error.value.hint
 
@@ -47,12 +48,12 @@ def test_asks_are_answered_refused_or_time_out() -> None:
             operator.ask(DescribeEngine(engine_id="e", kvd_id="k", kvd_generation="g"))
         assert refused.value.code == "KVD-NOT-HERE"
         kvd.signal(signal.SIGSTOP)
-        with pytest.raises(TimedOut, match=r"0\.3 s"):
+        with raises("KVD-TIMEOUT", match=r"0\.3 s"):
             operator.ask(GetStatus(), 0.3)
         kvd.signal(signal.SIGCONT)
         assert isinstance(operator.ask(GetStatus()), KvdStatus)
         kvd.kill()
-        with pytest.raises(Unreachable):
+        with raises("KVD-UNREACHABLE"):
             operator.ask(GetStatus(), 0.3)
 
 

@@ -17,7 +17,7 @@ import pytest
 import zmq
 
 from kvd.client.alarm import Alarm
-from kvd.client.errors import ClientError, ProtocolError, RefusedByDaemon, TimedOut, Unencodable, Unreachable
+from kvd.client.errors import ClientError, RefusedByDaemon, TimedOut, Unreachable
 from kvd.client.mailbox import Mailbox, Pending
 from kvd.client.session import KvdSession
 from kvd.wire.frame import WIRE_VERSION, Message, decode, encode
@@ -29,6 +29,7 @@ from kvd.wire.registration import OpenLease, Registered
 from kvd.wire.reply import Ok
 from kvd.wire.transfer import ListTransfers, ReportTransfers, TransferList, TransferRecord
 from tests.support.daemons import daemons, facts, measured, scheduler, session, wait_for, worker
+from tests.support.raising import raises
 
 SESSIONS = 20
 
@@ -158,7 +159,7 @@ def test_a_newer_delivery_takes_the_place_of_an_older_one(tmp_path: Path) -> Non
     lonely = KvdSession(lambda: worker(facts("e")), directory=tmp_path)
     older = lonely.deliver("k", GetStatus())
     lonely.deliver("k", ListWorkers())
-    with pytest.raises(ClientError, match="newer delivery 'k'"):
+    with raises("KVD-CLIENT", match="newer delivery 'k'"):
         older.result(5)
     lonely.close()
 
@@ -269,7 +270,8 @@ def test_a_message_that_cannot_be_encoded_fails_alone(caplog: pytest.LogCaptureF
         bad = [one.deliver("bad", too_large), one.call(too_large, 30.0), one.deliver("broken", broken)]
         assert isinstance(one.call(GetStatus(), 5.0).result(5), KvdStatus)
         for future in bad:
-            assert isinstance(future.exception(5), Unencodable)
+            with raises("KVD-UNENCODABLE"):
+                future.result(5)
         assert "no such lease" in str(bad[2].exception())
         wait_for(lambda: one.counters["unencodable"] == 3)
         assert one.counters["errors"] == 0
@@ -307,7 +309,7 @@ def test_an_answer_that_cannot_be_read_ends_its_call_at_once(tmp_path: Path) -> 
             kvd.send_multipart(
                 [received[0], msgspec.msgpack.encode((WIRE_VERSION, message[1], {"type": "status"}))]
             )
-            with pytest.raises(ProtocolError, match="cannot be read: not a valid message of kind 'status'"):
+            with raises("KVD-PROTOCOL", match="cannot be read: not a valid message of kind 'status'"):
                 asked.result(20)
         finally:
             one.close()

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvd.geometry.codec import MAX_DOCUMENT, decode_worker, encode_worker, shape_of, worker_to_plain
-from kvd.geometry.errors import BadGeometry, GeometryError, LayerInTwoGroups
+from kvd.geometry.errors import BadGeometry, GeometryError
 from kvd.geometry.model import WorkerGeometry
 from tests.support import random_engines as engines
+from tests.support.raising import raises
 from tests.support.samples import engine, llama
 
 
@@ -142,14 +143,14 @@ def change(path: tuple[Any, ...], value: Any) -> bytes:
     ],
 )
 def test_contradictions_are_named(path: tuple[Any, ...], value: Any, words: str) -> None:
-    with pytest.raises(BadGeometry, match=words):
+    with raises("KVD-GEOMETRY-BAD", match=words):
         decode_worker(change(path, value))
 
 
 def test_a_layer_in_two_groups_names_both() -> None:
     plain = sample()
     plain["groups"].append(plain["groups"][0])
-    with pytest.raises(LayerInTwoGroups, match="group 0 and in group 1"):
+    with raises("KVD-GEOMETRY-LAYER-IN-TWO-GROUPS", match="group 0 and in group 1"):
         decode_worker(json.dumps(plain).encode())
 
 

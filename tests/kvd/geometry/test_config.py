@@ -9,10 +9,11 @@ import pytest
 import yaml
 
 from kvd.geometry.config import CacheOptions, Parallel, engine_from_shape
-from kvd.geometry.errors import BadGeometry, UnevenShard, UnknownShape
+from kvd.geometry.errors import BadGeometry
 from kvd.geometry.families import RecurrentShape
 from kvd.geometry.model import EngineGeometry
 from kvd.geometry.presets import Preset, preset
+from tests.support.raising import raises
 from tests.support.samples import engine_from_config
 
 PRESETS = sorted(Path(__file__).parents[3].glob("configs/models/*.yaml"))
@@ -207,20 +208,20 @@ def test_configurations_that_make_no_model(change: dict[str, Any], words: str) -
         "hidden_size": 512,
         **change,
     }
-    with pytest.raises(UnknownShape, match=words):
+    with raises("KVD-GEOMETRY-UNKNOWN-SHAPE", match=words):
         engine_from_config(config, Parallel(), CacheOptions(), engine_id="e")
 
 
 def test_options_that_make_no_engine() -> None:
-    with pytest.raises(UnevenShard, match=r"8 KV heads .* 3 ranks"):
+    with raises("KVD-GEOMETRY-UNEVEN", match=r"8 KV heads .* 3 ranks"):
         build("llama-3.1-8b", Parallel(tp=3))
-    with pytest.raises(UnevenShard, match=r"dcp 3 .* tp 8"):
+    with raises("KVD-GEOMETRY-UNEVEN", match=r"dcp 3 .* tp 8"):
         build("deepseek-v3", Parallel(tp=8, dcp=3))
-    with pytest.raises(UnknownShape, match="XYZ"):
+    with raises("KVD-GEOMETRY-UNKNOWN-SHAPE", match="XYZ"):
         build("llama-3.1-8b", layout="XYZ")
-    with pytest.raises(UnknownShape, match="int3"):
+    with raises("KVD-GEOMETRY-UNKNOWN-SHAPE", match="int3"):
         build("llama-3.1-8b", cache_dtype="int3")
-    with pytest.raises(UnknownShape, match=r"32 layers .* 2 pipeline stages"):
+    with raises("KVD-GEOMETRY-UNKNOWN-SHAPE", match=r"32 layers .* 2 pipeline stages"):
         build("llama-3.1-8b", Parallel(pp=2, partition=(30, 3)))
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from kvd.topology.errors import FieldMismatch
 from kvd.topology.plan import plan_worker
 from tests.support.live_caches import HEADS, SIZE, cache, read
+from tests.support.raising import raises
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # importing vLLM takes its time
 
@@ -183,7 +183,7 @@ def test_an_index_moves_whole_between_blocks_of_one_size() -> None:
 
 def test_an_index_of_other_blocks_is_refused() -> None:
     small, large = cache({"l0.index": index(64)}), cache({"l0.index": index(128)})
-    with pytest.raises(FieldMismatch, match=r"field block is packed none, blocks of 64 tokens .*128 tokens"):
+    with raises("KVD-TOPOLOGY-FIELD", match=r"field block is packed none, blocks of 64 tokens .*128 tokens"):
         plan_worker(small.geometry, [small.geometry], [large.geometry])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -151,6 +152,7 @@ def test_the_command_says_what_is_wrong_without_a_traceback(tmp_path: Path) -> N
     done = kvd("--config", str(tmp_path / "bad.yaml"))
     assert done.returncode == 2
     assert "line 2: no setting is called 'peer.port'" in done.stderr
+    assert done.stderr.splitlines()[0].endswith(" [KVD-SETTINGS]")
     assert "Traceback" not in done.stderr
     assert kvd("--check-config", "--config", str(EXAMPLE)).returncode == 0
     assert kvd("--version").stdout.startswith("kvd ")
@@ -162,6 +164,7 @@ def test_places_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
     opened = kvd("--runtime-dir", str(tmp_path))
     assert (opened.returncode, "mode 0777" in opened.stderr) == (2, True)
+    assert opened.stderr.splitlines()[0].endswith(" [KVD-START]")
 
 
 def test_a_peer_socket_on_the_network_needs_keys(tmp_path: Path) -> None:
@@ -179,6 +182,22 @@ def test_keys_that_cannot_be_written_come_with_the_next_step(tmp_path: Path) -> 
     assert kvd("--new-keys", str(file)).returncode == 0
     again = kvd("--new-keys", str(file))
     assert (again.returncode, "never written over" in again.stderr) == (2, True)
+    assert "it exists [KVD-KEY-FILE]\n" in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--prot", "5"), "unrecognized arguments: --prot 5"),
+        (("--log-level", "loud"), "invalid choice: 'loud'"),
+        (("init", "--group"), "--group: expected one argument"),
+    ],
+)
+def test_a_flag_that_is_wrong_is_an_error_like_others(flags: tuple[str, ...], said: str) -> None:
+    done = kvd(*flags)
+    wrong, following = done.stderr.splitlines()
+    assert (done.returncode, said in wrong, wrong.endswith(" [KVD-SETTINGS]")) == (2, True, True), done.stderr
+    assert re.fullmatch(r"kvd: next: `kvd( init)? --help` has the flags", following)
 
 
 def test_a_variable_that_is_misspelt_is_named_with_the_one_that_was_meant(

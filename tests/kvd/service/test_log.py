@@ -86,12 +86,12 @@ def test_the_journal_is_told_how_severe_each_line_is(monkeypatch: pytest.MonkeyP
                 error.args = ("found\n<2>\x1bforged",)
                 log.exception("failed")
         *lines, failed = emptied(reader).splitlines()
-        assert lines == [r"<3>two\nlines in one", "<4>of them", "<6>told", "<7>more"]
-        assert failed.startswith(r"<3>failed; Traceback: ValueError: found\n<2>\x1bforged (")
+        assert lines == [r"<3>two\nlines in one [KVD-INTERNAL]", "<4>of them", "<6>told", "<7>more"]
+        assert failed.startswith(r"<3>failed [KVD-INTERNAL]; Traceback: ValueError: found\n<2>\x1bforged (")
         monkeypatch.setenv("JOURNAL_STREAM", f"{stream.st_dev}:{stream.st_ino + 1}")
         with log_of(Writer(descriptor, "%(message)s")) as log:
             log.error("to somebody else")
-        assert emptied(reader) == "to somebody else\n"
+        assert emptied(reader) == "to somebody else [KVD-INTERNAL]\n"
     finally:
         os.close(reader)
         os.close(descriptor)
@@ -122,7 +122,7 @@ def test_an_error_that_nobody_thought_of_is_one_line_with_its_calls_and_what_cau
         text = emptied(reader)
     long, short, where, rest = text.split("\n")
     assert rest == ""
-    assert long.startswith(r"ERROR what\nfailed; Traceback: ValueError: xxx")
+    assert long.startswith(r"ERROR what\nfailed [KVD-INTERNAL]; Traceback: ValueError: xxx")
     assert len(long) < 4200
     assert "(100,012 characters) (" in long, "its calls stand behind it whatever it says"
     assert ", caused by KeyError: " in long
@@ -235,3 +235,15 @@ def test_a_time_has_its_offset_so_that_logs_of_hosts_in_other_zones_can_be_laid_
         assert line.format(record) == told
     monkeypatch.delenv("TZ")
     time.tzset()
+
+
+def test_every_error_shows_its_code_and_other_lines_where_they_have_one() -> None:
+    def line(level: int, **extra: object) -> str:
+        record = logging.LogRecord("kvd", level, __file__, 1, "it is so", (), None)
+        record.__dict__.update(extra)
+        return OneLine("%(message)s").format(record)
+
+    assert line(logging.ERROR, code="KVD-LEDGER") == "it is so [KVD-LEDGER]"
+    assert line(logging.ERROR) == line(logging.CRITICAL) == "it is so [KVD-INTERNAL]"
+    assert line(logging.WARNING, code="KVD-COMPARE-LIMIT") == "it is so [KVD-COMPARE-LIMIT]"
+    assert line(logging.WARNING) == "it is so"

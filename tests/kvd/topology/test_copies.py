@@ -17,11 +17,11 @@ from kvd.topology.blocks import BlockList
 from kvd.topology.compile import compile_plan
 from kvd.topology.copies import Copies, compile_blocks, compile_request
 from kvd.topology.descriptors import Descriptors, coalesce
-from kvd.topology.errors import BlockMismatch
 from kvd.topology.grid import BlockSelection, Selection
 from kvd.topology.plan import Plan, plan_worker
 from tests.kvd.topology.test_oracle import THOROUGH, cases
 from tests.support import oracle
+from tests.support.raising import raises
 from tests.support.samples import engine_from_config
 
 
@@ -171,7 +171,7 @@ def test_blocks_that_there_are_not_are_refused(
     dense: Plan, local: list[int], remote: list[int], says: str
 ) -> None:
     mine, theirs = ({0: BlockList(0, np.array(ids, np.int64))} for ids in (local, remote))
-    with pytest.raises(BlockMismatch, match=says):
+    with raises("KVD-TOPOLOGY-BLOCKS", match=says):
         compile_blocks(dense, mine, theirs, tokens=len(local) * dense.block_sizes[0])
 
 

@@ -17,10 +17,10 @@ from kvd.topology.errors import (
     FieldMismatch,
     LayerMissing,
     NotCovered,
-    TooMuchToCompare,
     TopologyError,
 )
 from kvd.topology.plan import Plan, plan_worker
+from tests.support.raising import raises
 from tests.support.samples import NUM_BLOCKS, engine, gated_delta_net, llama
 
 ONE = ("layers.0",)
@@ -80,7 +80,7 @@ def _scaled(worker: WorkerGeometry) -> WorkerGeometry:
 def test_a_rank_that_is_missing() -> None:
     local = engine("d", ("full", 16, None, llama(ONE)))
     remote = engine("p", ("full", 16, None, llama(ONE)), tp=4)
-    with pytest.raises(NotCovered, match=r"field k: .* head 2\.\.3"):
+    with raises("KVD-TOPOLOGY-NOT-COVERED", match=r"field k: .* head 2\.\.3"):
         plan(local, (remote.workers[0], *remote.workers[2:]))
 
 
@@ -88,8 +88,8 @@ def test_engines_that_nobody_could_compare_in_time(monkeypatch: pytest.MonkeyPat
     local = engine("d", ("full", 16, None, llama(ONE)))
     refuse_large(local, local)
     monkeypatch.setattr("kvd.topology.effort.MAX_LAYERS", 0)
-    with pytest.raises(
-        TooMuchToCompare, match=r"engine d: layers of all its workers: 1; at most 0 are compared"
+    with raises(
+        "KVD-TOPOLOGY-TOO-MUCH", match=r"engine d: layers of all its workers: 1; at most 0 are compared"
     ):
         refuse_large(local, local)
 
@@ -97,7 +97,7 @@ def test_engines_that_nobody_could_compare_in_time(monkeypatch: pytest.MonkeyPat
 def test_a_layer_that_is_missing() -> None:
     local = engine("d", ("full", 16, None, llama(("layers.0", "layers.7"))))
     remote = engine("p", ("full", 16, None, llama(ONE)))
-    with pytest.raises(LayerMissing, match=r"layers\.7"):
+    with raises("KVD-TOPOLOGY-LAYER", match=r"layers\.7"):
         plan(local, remote.workers)
 
 

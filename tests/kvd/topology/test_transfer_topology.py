@@ -10,8 +10,9 @@ import pytest
 
 from kvd.geometry.model import EngineGeometry
 from kvd.geometry.rank import Rank
-from kvd.topology.errors import OwnEngine, UnknownEngine
+from kvd.topology.errors import UnknownEngine
 from kvd.topology.transfer_topology import TransferTopology
+from tests.support.raising import raises
 from tests.support.samples import engine, gated_delta_net, latent, llama
 
 ONE = ("layers.0",)
@@ -46,19 +47,19 @@ def test_four_ranks_that_read_from_eight_know_whom_to_connect_to() -> None:
 
 def test_questions_that_have_no_answer_are_typed_errors() -> None:
     here = topology(4, 0)
-    with pytest.raises(UnknownEngine, match="nobody"):
+    with raises("KVD-TOPOLOGY-UNKNOWN-ENGINE", match="nobody"):
         here.remote("nobody")
-    with pytest.raises(UnknownEngine, match="tp9"):
+    with raises("KVD-TOPOLOGY-UNKNOWN-ENGINE", match="tp9"):
         TransferTopology(here.local, Rank(tp=9))
     here.register_remote_engine(engine("p", ("full", 16, None, llama(ONE)), tp=8))
     here.forget_remote_engine("p")
-    with pytest.raises(UnknownEngine):
+    with raises("KVD-TOPOLOGY-UNKNOWN-ENGINE"):
         here.remote("p")
 
 
 def test_an_engine_is_never_its_own_peer() -> None:
     here = topology(4, 0)
-    with pytest.raises(OwnEngine, match="engine d is this engine itself"):
+    with raises("KVD-TOPOLOGY-OWN-ENGINE", match="engine d is this engine itself"):
         here.register_remote_engine(here.local)
     assert here.find("d") is None
 

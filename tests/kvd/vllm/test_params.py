@@ -10,6 +10,7 @@ import pytest
 
 from kvd.vllm.errors import BadParams
 from kvd.vllm.params import finished_prefill, read_remote_prefill, wants_prefill_here, wants_remote_prefill
+from tests.support.raising import raises
 from tests.support.rigs.bench import prefill
 
 FROM_ROUTER = {
@@ -77,7 +78,7 @@ NEEDED = (
 def test_a_missing_entry_is_named(name: str) -> None:
     params = returned()
     del params[name]
-    with pytest.raises(BadParams, match=f"lack {name}: hand on what the prefiller returned, unchanged"):
+    with raises("KVD-CONNECTOR-PARAMS", match=f"lack {name}: hand on what the prefiller returned, unchanged"):
         read_remote_prefill(params)
 
 

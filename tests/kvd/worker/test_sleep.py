@@ -17,11 +17,11 @@ from kvd.client.session import KvdSession
 from kvd.vllm.memory.tensors import sibling_geometries, worker_geometry
 from kvd.worker import worker as halves
 from kvd.worker.cause import SHUTTING_DOWN
-from kvd.worker.errors import ConnectorError
 from kvd.worker.orders import StepOrders
 from kvd.worker.settings import ConnectorSettings
 from kvd.worker.worker import WorkerHalf
 from tests.support import daemons as kvds
+from tests.support.raising import raises
 from tests.support.rigs.bench import (
     cache_config,
     eventually,
@@ -68,7 +68,7 @@ def test_memory_that_a_transfer_may_still_touch_is_not_given_up(
     go_on, reached = rig.gates.stop("submit")
     rig.start(order(prefill(((5, 6),)), (2, 9)))
     assert reached.wait(10)
-    with pytest.raises(ConnectorError, match=r"cannot be given up: transfers are stuck \(p\)"):
+    with raises("KVD-CONNECTOR", match=r"cannot be given up: transfers are stuck \(p\)"):
         rig.decoder.retire()
     assert not rig.backend.closed
     go_on.set()

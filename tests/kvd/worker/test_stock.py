@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from kvd.worker.errors import BadSettings
 from kvd.worker.settings import ConnectorSettings, read_settings
 from kvd.worker.stock import NIXL_BACKENDS, STOCK_SETTINGS, translate
+from tests.support.raising import raises
 
 EVERYTHING: dict[str, Any] = {
     "kv_lease_duration": 60,
@@ -117,6 +117,6 @@ def test_blocks_across_layers_are_blocks_outermost(joined: Any, outermost: str) 
     ],
 )
 def test_a_contradiction_or_a_slip_stops_the_engine(extra: dict[str, Any], said: str) -> None:
-    with pytest.raises(BadSettings) as raised:
+    with raises("KVD-CONNECTOR-SETTINGS") as raised:
         read_settings(extra)
     assert said in str(raised.value)

@@ -60,7 +60,7 @@ def test_all_that_this_side_says_of_itself_goes_out_at_once() -> None:
 )
 def test_what_does_not_greet_as_this_side_does_is_refused_at_once(data: bytes, says: str) -> None:
     error = refused(Connection("ROUTER", Null(), LIMITS), data)
-    assert error.kind == "greeting"
+    assert (error.code, error.kind) == ("KVD-ZMTP", "greeting")
     assert says in error.message
 
 

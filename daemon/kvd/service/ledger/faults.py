@@ -7,7 +7,12 @@ import sqlite3
 import time
 from typing import Literal
 
+from kvd.service.errors import LEDGER_CODE
+
 log = logging.getLogger(__name__)
+
+CODED = {"code": LEDGER_CODE}
+"""What a line of the log about the ledger has as ``extra``."""
 
 TOLD_SECONDS = 60.0
 """How long an error of one kind is not told again: somebody may cause it a thousand times a second."""
@@ -71,4 +76,10 @@ class FaultLog:
         now = time.monotonic()
         if now - self._at.get(type(error), -TOLD_SECONDS) >= TOLD_SECONDS:
             self._at[type(error)] = now
-            log.error("%s: %s; one job is lost, the ledger goes on", self._what, told(error), exc_info=error)
+            log.error(
+                "%s: %s; one job is lost, the ledger goes on",
+                self._what,
+                told(error),
+                exc_info=error,
+                extra=CODED,
+            )

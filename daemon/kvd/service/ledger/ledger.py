@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from kvd.service.config import LedgerSettings
 from kvd.service.errors import LedgerError, StartError
 from kvd.service.ledger import store
-from kvd.service.ledger.faults import told
+from kvd.service.ledger.faults import CODED, told
 from kvd.service.ledger.jobs import NOBODY, JobQueue, LedgerClient, LedgerJob
 from kvd.service.ledger.query import Own, kept_engine, select
 from kvd.service.ledger.reader import LedgerReader
@@ -136,6 +136,7 @@ class Ledger:
                 "the ledger %s: its disk has not answered for %g s; kvd serves without",
                 self.path,
                 BEGIN_SECONDS,
+                extra=CODED,
             )
         elif refused := self._locked.result():
             raise refused
@@ -154,6 +155,7 @@ class Ledger:
                     "the ledger %s is away: %s; workers keep their records, kvd serves on",
                     self.path,
                     self.state.reason,
+                    extra=CODED,
                 )
                 await asyncio.wait([answer, self.ended], return_when=asyncio.FIRST_COMPLETED)
                 self._silent_since = 0.0

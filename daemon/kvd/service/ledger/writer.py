@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from kvd.service.config import LedgerSettings
 from kvd.service.errors import LedgerError, RequestRefused, StartError
 from kvd.service.ledger import files, lock, opening, store
-from kvd.service.ledger.faults import FaultLog, fault_of, told
+from kvd.service.ledger.faults import CODED, FaultLog, fault_of, told
 from kvd.service.ledger.jobs import JobQueue, LedgerJob
 from kvd.service.ledger.pruning import Pruning
 from kvd.service.ledger.reader import HandOver, LedgerReader
@@ -366,7 +366,7 @@ class LedgerWriter:
         if self.state.open or self.state.reason != reason:
             since = now if self.state.open else self.state.since
             self.state, self._told = replace(self.state, open=False, reason=reason, since=since), True
-            log.error("the ledger %s is away: %s; workers keep their records meanwhile", self.path, reason)
+            log.error("the ledger %s is away: %s; workers keep their records", self.path, reason, extra=CODED)
 
     def _well(self) -> None:
         self._pause, self._retry_at = RETRY_SECONDS[0], 0.0

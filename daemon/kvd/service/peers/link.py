@@ -258,7 +258,12 @@ class PeerLink:
             message, correlation = decode(received.body, MOST_FOR_DAEMON, FOR_CLIENTS)
         except WireError as error:
             self._events.counters["peers.unreadable"] += 1
-            log.warning("the kvd at %s sent what cannot be read: %s", self.endpoint, error.message)
+            log.warning(
+                "the kvd at %s sent what cannot be read: %s",
+                self.endpoint,
+                error.message,
+                extra={"code": error.code},
+            )
             if (waits := self._asked.get(error.correlation)) and not waits.done():
                 waits.set_exception(
                     PeerAway(f"the kvd at {self.endpoint} sent what cannot be read: {error.message}")

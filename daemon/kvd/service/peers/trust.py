@@ -218,7 +218,7 @@ def load(settings: CurveSettings) -> Keys | None:
         keys = Keys(pair.public, pair.secret, listed=listed, file=Path(settings.key_file))
         keys.take(keys.read())
     except KeyFileError as error:
-        raise ConfigError(error.message, hint=error.hint) from None
+        raise _unusable(error) from None
     return keys
 
 
@@ -227,7 +227,14 @@ def create(path: Path) -> str:
     try:
         return write_pair(path).decode()
     except KeyFileError as error:
-        raise ConfigError(error.message, hint=error.hint) from None
+        raise _unusable(error) from None
+
+
+def _unusable(error: KeyFileError) -> ConfigError:
+    """The error that keeps kvd from starting, with the code of the file that is to blame."""
+    told = ConfigError(error.message, hint=error.hint)
+    told.code = error.code
+    return told
 
 
 def refuse_open_bind(host: str, keys: Keys | None) -> None:

@@ -31,6 +31,7 @@ from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
 from tests.support.backend_peer import pattern
 from tests.support.direct_started import Worker, started
+from tests.support.raising import raises
 
 SIZE = 4 << 20
 NOBODY = 65534
@@ -162,9 +163,9 @@ def test_nothing_new_is_read_from_a_dead_source(start: Start, reader: Reader, me
     peer = start(memfd=memfd)
     lane = reader.lane(peer)
     peer.kill()
-    with pytest.raises(WorkerUnreachable, match="gone"):
+    with raises("KVD-BACKEND-UNREACHABLE", match="gone"):
         lane.submit("p", reader.rows(peer, (0, 0, 10)))
-    with pytest.raises(WorkerUnreachable, match=f"process {peer.process.pid} of the peer is gone"):
+    with raises("KVD-BACKEND-UNREACHABLE", match=f"process {peer.process.pid} of the peer is gone"):
         reader.lane(peer)
     assert not reader.buffer.any()
 

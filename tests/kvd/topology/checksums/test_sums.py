@@ -24,10 +24,10 @@ from kvd.topology.checksums.sums import (
     columns,
     layer_sums,
 )
-from kvd.topology.errors import NotSummable
 from tests.kvd.topology.test_oracle import _request
 from tests.support import oracle
 from tests.support import random_engines as engines
+from tests.support.raising import raises
 from tests.support.samples import engine, gated_delta_net, llama
 
 M = 1 << 64
@@ -313,7 +313,7 @@ def test_cells_of_many_channels_end_where_shares_do(total: int, ranks: int, cell
 def test_elements_of_a_size_that_no_type_has_are_refused() -> None:
     fld = Field("k", "x", 3, 0, (Axis("dim", 0, 4, 1, 3),), (("dim", 4),))
     layer = Layer("l", Page(12, (fld,)), 0, 0, 12)
-    with pytest.raises(NotSummable, match="elements of 3 bytes"):
+    with raises("KVD-TOPOLOGY-CHECKSUM", match="elements of 3 bytes"):
         layer_sums(
             layer,
             InMemory([np.zeros(12, np.uint8)]),

@@ -11,6 +11,7 @@ import pytest
 from kvd.geometry.rank import Rank
 from kvd.vllm.builds.versions import check_prefill_context, is_copy, place
 from kvd.vllm.errors import UnsupportedBuild
+from tests.support.raising import raises
 
 
 def config(*, pcp: int = 1, dcp: int = 1, tp: int = 1, role: str = "kv_producer", mla: bool = True) -> Any:
@@ -71,8 +72,8 @@ def test_ranks_that_have_a_part_each_are_told_apart(at: Any, rank: int) -> None:
 @pytest.mark.parametrize("role", ["kv_consumer", "kv_both"])
 def test_an_engine_that_decodes_does_not_start_with_it(role: str) -> None:
     check_prefill_context(config(role=role))
-    with pytest.raises(
-        UnsupportedBuild, match=f"--prefill-context-parallel-size 2 with kv_role {role}: .* leave it"
+    with raises(
+        "KVD-CONNECTOR-BUILD", match=f"--prefill-context-parallel-size 2 with kv_role {role}: .* leave it"
     ):
         check_prefill_context(config(pcp=2, role=role))
 

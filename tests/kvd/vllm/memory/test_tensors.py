@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvd.geometry.errors import GeometryError, LayerInTwoGroups, UnknownShape
+from kvd.geometry.errors import LayerInTwoGroups, UnknownShape
 from kvd.geometry.model import WorkerGeometry
 from kvd.geometry.rank import Rank
 from kvd.topology.errors import FieldMismatch
 from kvd.topology.plan import plan_worker
 from kvd.vllm.memory.groups import group_facts
 from kvd.vllm.memory.tensors import Place, dtype_name, sibling_geometries, storages, worker_geometry
+from tests.support.raising import raises
 from tests.support.rigs.bench import (
     BF16,
     F32,
@@ -258,7 +259,7 @@ def test_heads_that_share_slots_move_with_all_of_their_worker() -> None:
     ],
 )
 def test_tensors_that_contradict_their_spec_are_named(shape: tuple[int, ...], said: str) -> None:
-    with pytest.raises(GeometryError, match=said):
+    with raises("KVD-GEOMETRY", match=said):
         geometry({"l0": tensor(BF16, *shape)}, cache_config(8, (full(), ("l0",))))
 
 

@@ -75,7 +75,7 @@ def test_what_is_asked_for_and_is_not_there_is_refused_for_good(sums: Summing) -
     for wanted in ({"first": 1}, {"group": 1}, {"period": 0}, {"blocks": 0}, {"first": -1}, {"run": 0}):
         answer = ask(sums, "a", **wanted)
         assert isinstance(answer, Refused)
-        assert answer.final
+        assert (answer.code, answer.final) == ("KVD-CONNECTOR-SUMS", True)
 
 
 def test_an_answer_is_bounded_however_much_is_asked_for(

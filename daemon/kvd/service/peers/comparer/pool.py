@@ -144,7 +144,12 @@ class ComparerPool:
     def _given_up(self, peer: Whose, error: Exception) -> RequestRefused:
         self._counters["handshakes.comparisons_given_up"] += 1
         self._suspects[peer.taker] = time.monotonic() + SUSPECT_SECONDS
-        log.warning("comparing with an engine of %s was given up: %r", peer, error)
+        log.warning(
+            "comparing with an engine of %s was given up: %r",
+            peer,
+            error,
+            extra={"code": "KVD-COMPARE-LIMIT"},
+        )
         return RequestRefused(
             "KVD-COMPARE-LIMIT",
             f"comparing with an engine of {peer} took more than {CPU_SECONDS:g} s of processor time,"
@@ -220,7 +225,7 @@ class ComparerPool:
             if self.trouble != before:
                 log.error(  # noqa: TRY400 (the message says it all)
                     "%s: engines are introduced to none of other hosts; next: see that kvd's user may execute %s, and"
-                    " that there is memory", self.trouble, sys.executable,
+                    " that there is memory", self.trouble, sys.executable, extra={"code": "KVD-COMPARE-UNAVAILABLE"},
                 )  # fmt: skip
             self._not_before = time.monotonic() + AGAIN_SECONDS
             if process is not None:
