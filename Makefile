@@ -87,5 +87,6 @@ completions:  ## write completions/ anew from the command line itself
 
 generated: completions  ## what is made of the program, anew: completions/, tests/golden, what docs/ quotes and pictures
 	@.ci/setup browser
-	@WRITE_DOCS=1 $(BIN)/python -m pytest -q -n 2 tests/kvctl/test_docs.py tests/kvctl/top/test_pictures.py \
+	@WRITE_DOCS=1 $(BIN)/python -m pytest -q -n 2 tests/kvctl/test_docs.py tests/kvctl/test_examples.py \
+		tests/kvd/service/test_settings_page.py tests/kvctl/top/test_pictures.py \
 		tests/kvctl/views/reports/test_pictures.py::test_pictures_in_docs_are_of_the_pages_as_they_are

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("nixl") is None, reason="NIXL is not installed")
 
 COMMAND = [sys.executable, "-m", "kvctl", "demo", "--simulate"]
+PAGE = Path(__file__).parents[3] / "docs" / "demo.md"
 STATE = 3 * 1024 * 2 + 4 * 128 * 128 * 4
 ATTENTION_BLOCK = 640 * 2 * 2 * 64 * 2
 
@@ -74,6 +76,20 @@ def start(place: Path, *options: str) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def without_times(text: str) -> list[str]:
+    """The words of an answer, wherever its lines end, without times and rates."""
+    return re.sub(r"\d[\d.]* ([um]?s|[KMG]iB/s)\b", "#", text).split()
+
+
+@pytest.mark.usefixtures("place")
+def test_the_transcript_in_docs_is_what_it_prints_but_for_times() -> None:
+    done = subprocess.run(COMMAND, capture_output=True, text=True, check=True)
+    page = PAGE.read_text()
+    [block] = re.findall(r"^```text\n\$ kvctl demo --simulate\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    answer = "\n".join(line for line in block.splitlines() if not line.startswith(("+ ", "demo: ")))
+    assert without_times(answer) == without_times(done.stdout)
 
 
 def test_all_requests_come_out_right_and_the_figures_are_those_of_the_shape(place: Path) -> None:
