@@ -78,6 +78,7 @@ FACT_RULES: dict[str, FactRule] = {
         fatal=False, note="a decoder computes as many of the last tokens as its prefiller leaves to it"
     ),
     "prefix_caching": FactRule(fatal=False, note="each side keeps its own prefix cache"),
+    "prefix_hashes": FactRule(fatal=False, note="prefixes are shared between engines with one value alone"),
     "mamba_cache_mode": FactRule(fatal=False, note="only the running state moves, which both modes keep"),
     "hybrid_group_kinds": FactRule(fatal=False, note="layers are matched by name, not by group"),
     "load_failure_policy": FactRule(fatal=False, note="each side's own; only the reading side's matters"),

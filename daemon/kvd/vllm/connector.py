@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from vllm.config import KVTransferConfig, VllmConfig
     from vllm.forward_context import ForwardContext
     from vllm.v1.attention.backend import AttentionBackend
-    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.request import Request
@@ -304,6 +304,10 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
 
     # --- the scheduler's half ---
 
+    def bind_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> None:
+        """vLLM's cache is there, which peers may read prefixes from."""
+        self._half.prefixes.bind(kv_cache_manager)
+
     def on_new_request(self, request: Request) -> None:
         """Ask early for whatever the request will need."""
         self._half.new_request(request)
@@ -320,8 +324,8 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         """A request has blocks: order the load for its claim."""
         cached = cached_blocks(blocks) if self._brings_states else ()
         self._half.allocated(request, blocks.get_block_ids(), num_external_tokens, cached)
-        # These lists are vLLM's own, and show the blocks as they are whenever they are looked at.
-        self._half.holds(request.request_id, blocks.get_block_ids)
+        # Its lists are vLLM's own, and show the blocks as they are whenever they are looked at.
+        self._half.holds(request, blocks)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         """This step's orders for the workers."""

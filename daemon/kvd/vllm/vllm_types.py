@@ -22,8 +22,21 @@ class VllmRequest(Protocol):
     prompt_token_ids: list[int] | None
     num_prompt_tokens: int
     num_computed_tokens: int
+    num_in_flight_tokens: int
+    block_hashes: Sequence[bytes]
     max_tokens: int
     _all_token_ids: list[int]
+
+
+class VllmBlocks(Protocol):
+    """What is used of vLLM's KVCacheBlocks."""
+
+    @property
+    def blocks(self) -> Sequence[Sequence[Any]]:
+        """The request's blocks by group: vLLM's own lists."""
+
+    def get_block_ids(self) -> BlockTable:
+        """Their ids as they are now."""
 
 
 class BlockState(Protocol):

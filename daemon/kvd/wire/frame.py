@@ -16,6 +16,7 @@ Wire versions
        cards bring a key for digests of prompts, pushes such a digest; misses have codes (`kvd.wire.miss`)
        kvd tells workers of a confirmed claim where that names a generation (`kvd.wire.lease`)
        operators ask what workers hold of their peers, and have it given up (`kvd.wire.agent`)
+       schedulers ask who holds a prefix, workers whether it still did when they had read it (`kvd.wire.prefix`)
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from kvd.wire import (
     order,
     outcomes,
     part,
+    prefix,
     push,
     query,
     registration,
@@ -61,6 +63,7 @@ _FAMILIES = (
     order,
     outcomes,
     part,
+    prefix,
     push,
     query,
     registration,

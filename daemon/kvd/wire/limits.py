@@ -84,6 +84,9 @@ BYTES = {
     "push_announce": 4 * MIB,
     "push_progress": 4 * MIB,
     "get_sums": MIB,
+    # The hashes of a prompt: a million tokens in blocks of 16 have 2 MB of them. And the blocks in which it is held.
+    "find_prefix": 3 * MIB,
+    "prefix_found": 4 * MIB,
     # The same between the kvds of one engine: a card, what a worker asks or is asked, a part of a peer's card.
     "join_worker": 4 * MIB,
     "part_alive": 4 * MIB,

@@ -17,6 +17,7 @@ from kvd.worker.later import Later
 from kvd.worker.load import Load
 from kvd.worker.orders import ClaimAnswer
 from kvd.worker.peers.slow_paths import Paths
+from kvd.worker.pull.checked import CheckedReads
 from kvd.worker.pull.unanswered import Unanswered
 from kvd.worker.records import record
 from kvd.worker.session import SessionProtocol
@@ -52,6 +53,7 @@ class LoadEnds:
         self._tally = tally
         self._ended: queue.Queue[Load] = queue.Queue()
         self._unanswered = Unanswered()
+        self._checked = CheckedReads(session)
         self._later = Later()
 
     def take(self, wait: float = 0.0) -> Iterator[Load]:
@@ -94,7 +96,9 @@ class LoadEnds:
             load.then(load)
             return
         report = partial(self._report, load, complete)
-        if not self._unanswered.keeps(load, report):
+        if load.order.checked:
+            self._checked.check(load, report)
+        elif not self._unanswered.keeps(load, report):
             report()
 
     def write_down(self) -> None:

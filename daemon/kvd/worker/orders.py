@@ -74,7 +74,8 @@ class LoadOrder:
     names the engine and its generation and no blocks. The first ``computed`` of the ``tokens`` are here already.
     ``digest`` is of the prompt, under the prefiller's key. With a ``fault`` it is to miss. ``again`` counts the claims
     of this request before. ``unanswered``: its claim is under way still, so nothing of it is reported before the
-    `ClaimAnswer`, or kvd's word for its ``reader``; it was sent ``asked_before`` seconds ago.
+    `ClaimAnswer`, or kvd's word for its ``reader``; it was sent ``asked_before`` seconds ago. ``checked``: it is read
+    from a prefix cache, whose holder is asked afterwards what became of that ``reader``'s blocks.
     """
 
     request_id: str
@@ -93,6 +94,7 @@ class LoadOrder:
     unanswered: bool = False
     reader: str = ""
     asked_before: float = 0.0
+    checked: bool = False
 
     @property
     def block_ids(self) -> set[int]:

@@ -98,6 +98,25 @@ class ConnectorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
             "bytes",
         ),
     ] = LEAST_BYTES
+    prefixes: Annotated[
+        Literal["off", "on"],
+        _says(
+            "`on`: this engine reads prefixes out of other engines' caches, and they out of its own; see"
+            " docs/prefixes.md. vLLM 0.32 and later."
+        ),
+    ] = "off"
+    prefix_least: Annotated[
+        int,
+        _number(
+            "With prefixes: how many more tokens than are cached here another engine must hold to be read from.",
+            1,
+            1 << 20,
+            "tokens",
+        ),
+    ] = 256
+    prefix_wait: Annotated[
+        float, _number("With prefixes: how long a request waits to hear who holds its prefix.", 0.001, 10.0)
+    ] = 0.1
     home: Annotated[
         str,
         _says(

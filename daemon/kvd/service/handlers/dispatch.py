@@ -19,6 +19,7 @@ from kvd.service.handlers import (
     orders,
     outcomes,
     parts,
+    prefixes,
     pushes,
     queries,
     registration,
@@ -34,6 +35,7 @@ from kvd.wire.lease import LeaseClaim, LeaseClosed, LeaseOpened, LeaseRelease
 from kvd.wire.order import ClearForced, EndLease, ForceMiss, GetForced, ReportForced
 from kvd.wire.outcomes import GetOutcomes, ReportOutcomes
 from kvd.wire.part import ForWorker, FromWorker, JoinWorker, PartAlive
+from kvd.wire.prefix import CheckPrefix, FindPrefix
 from kvd.wire.push import PushAnnounce, PushDone, PushKept, PushProgress, PushWithdraw
 from kvd.wire.query import GetStatus, ListEngines, ListLeases, ListWorkers
 from kvd.wire.registration import Heartbeat, RegisterScheduler, RegisterWorker, Unregister
@@ -61,6 +63,8 @@ def local_handlers(daemon: Daemon) -> Mapping[type[Any], Handler]:
         **dict.fromkeys(PUSHES, by_home(pushes.from_worker)),
         PushKept: partial(pushes.kept, daemon),
         GetSums: by_home(checksums.from_worker),
+        FindPrefix: partial(prefixes.find_prefix, daemon),
+        CheckPrefix: partial(prefixes.check_prefix, daemon),
         DrainEngines: partial(drains.drain_engines, daemon),
         ForceMiss: partial(orders.force_miss, daemon),
         ClearForced: partial(orders.clear_forced, daemon),
@@ -93,6 +97,8 @@ def peer_handlers(daemon: Daemon) -> Mapping[type[Any], Handler]:
         LeaseRelease: partial(leases.peer_lease_release, daemon),
         **dict.fromkeys(PUSHES, partial(pushes.from_peer, daemon)),
         GetSums: partial(checksums.from_peer, daemon),
+        FindPrefix: partial(prefixes.peer_find_prefix, daemon),
+        CheckPrefix: partial(prefixes.peer_check_prefix, daemon),
         ListEngines: partial(queries.engines_here, daemon),
         GetOutcomes: partial(outcomes.from_peer, daemon),
         JoinWorker: partial(parts.join_worker, daemon),

@@ -17,6 +17,7 @@ from kvd.geometry.live import Packing
 from kvd.geometry.rank import Rank
 from kvd.installed import installed_version, own_version
 from kvd.vllm.builds.layer_heads import layer_heads
+from kvd.vllm.builds.prefix_hashes import prefix_scheme
 from kvd.vllm.builds.probe import Safety, completes_hits, probe, safety, tells_of_sleep
 from kvd.vllm.builds.weights import weights_facts
 from kvd.vllm.errors import UnsupportedBuild
@@ -24,6 +25,7 @@ from kvd.vllm.memory.groups import GroupFacts, begins_behind_attention
 from kvd.vllm.memory.tensors import Place, dtype_name
 from kvd.vllm.vllm_types import LOOKAHEAD
 from kvd.wire.identity import EngineFacts, Role
+from kvd.wire.prefix import SCHEME_FACT
 from kvd.worker.settings import ONE_HOST, THIS_HOST, ConnectorSettings
 
 _ROLES: dict[str, Role] = {"kv_producer": "prefill", "kv_consumer": "decode", "kv_both": "both"}
@@ -79,6 +81,7 @@ def engine_facts(
             "speculative_tokens": getattr(speculative, "num_speculative_tokens", 0) if speculative else 0,
             **({LOOKAHEAD: ahead} if ahead else {}),
             "prefix_caching": bool(cache.enable_prefix_caching),
+            **({SCHEME_FACT: scheme} if (scheme := prefix_scheme(vllm_config, settings)) else {}),
             "mamba_cache_mode": str(getattr(cache, "mamba_cache_mode", "none")),
             "load_failure_policy": load_failure_policy(vllm_config),
             "load_failures": safe.says,

@@ -71,3 +71,12 @@ def _embeds(request: VllmRequest, tokens: int) -> Embeds | None:
     rows = tensor[:tokens]
     form = f"{rows.dtype} {tuple(rows.shape[1:])}"
     return Embeds(tensor_bytes(rows), form, getattr(request, "prompt_is_token_ids", None) or ())
+
+
+def is_plain_text(request: VllmRequest) -> bool:
+    """Whether blocks' hashes say all that decides the KV of a request: none has what they know by a name alone."""
+    return not (
+        getattr(request, "lora_request", None)
+        or getattr(request, "mm_features", None)
+        or getattr(request, "prompt_embeds", None) is not None
+    )

@@ -70,6 +70,7 @@ class LeaseHold:
 class Claim:
     """One request's claim, under an id of its own (``reader``): others may claim the same lease.
 
+    Where it is ``checked`` it is on a prefix that another engine holds, without a lease.
     With a ``transfer_id`` its blocks are pushed, and no lease is claimed. ``prompt`` is there until it has been
     compared with the one that was prefilled, ``digest`` is its own where the prefiller compares. ``peer`` is kvd's
     answer on the prefiller. ``computed`` of its ``tokens`` are here already, ``kept`` may be claimed after a miss, and
@@ -98,6 +99,7 @@ class Claim:
     ordered: float = 0.0
     beside: bool = False
     refused: bool = False
+    checked: bool = False
 
     @property
     def waiting(self) -> bool:

@@ -31,11 +31,12 @@ from kvd.vllm.scheduler.leases import Lease, Leases, longest
 from kvd.vllm.scheduler.load_order import load_order, other_state
 from kvd.vllm.scheduler.miss_plan import DecodingEngine
 from kvd.vllm.scheduler.misses import Forced
+from kvd.vllm.scheduler.prefixes import Prefixes
 from kvd.vllm.scheduler.pushes import Pushes, kept_message, wants_push_here
 from kvd.vllm.scheduler.sampling import Sampling
 from kvd.vllm.scheduler.served import Served
 from kvd.vllm.scheduler.unloaded import deliver_unloaded
-from kvd.vllm.vllm_types import VllmRequest, VllmStep, drop_last_tokens, lookahead_of, wants_prompt_logprobs
+from kvd.vllm.vllm_types import VllmBlocks, VllmRequest, VllmStep, drop_last_tokens, lookahead_of, wants_prompt_logprobs
 from kvd.wire.frame import Message
 from kvd.wire.identity import EngineFacts
 from kvd.wire.limits import LONGEST_ID
@@ -95,6 +96,7 @@ class SchedulerHalf:
         self._claims = Claims(settings, engine.engine_id, self._session, self._known)
         self._readers = self._claims.readers
         self._forced.connect(self._claims.all, self._session.deliver)
+        self.prefixes = Prefixes(settings, engine, self.groups, self._session, self._claims)
         self._served = Served(engine.engine_id, self._session.deliver)
 
     # --- both sides ---
@@ -129,6 +131,7 @@ class SchedulerHalf:
     def step_orders(self, output: VllmStep | None = None) -> StepOrders:
         """What the workers have to do in the coming step, which computes ``output``. Clears what it hands out."""
         scheduled = output.num_scheduled_tokens if output is not None else ()
+        self.prefixes.step(output)
         for claim in self._claims.renew(time.monotonic(), scheduled):
             self._not_loaded(claim)
         pushes, push_ends = self._pushes.take(output)
@@ -161,14 +164,18 @@ class SchedulerHalf:
         claim is made once: a request whose load failed is offered less of it, or nothing. A claim that is under way
         counts for one that is answered where its load may begin beside it.
         """
-        if not wants_remote_prefill(request.kv_transfer_params):
-            self._pushes.cached(request.request_id, computed)
-            if not self._prefills(request):
-                tokens = request.num_prompt_tokens - computed
-                self._served.plain(request.request_id, request.kv_transfer_params, tokens)
-            return 0, False
+        remote = wants_remote_prefill(request.kv_transfer_params)
+        if not remote and self.prefixes.asks(request, computed):
+            return None, False
         claim = self._claims.get(request.request_id)
-        if claim is None:
+        if not remote:
+            self._pushes.cached(request.request_id, computed)
+            if self._prefills(request):
+                self._served.settle(request.request_id)
+            else:
+                tokens = request.num_prompt_tokens - max(computed, claim.tokens if claim else 0)
+                self._served.plain(request.request_id, request.kv_transfer_params, tokens)
+        elif claim is None:
             self.new_request(request)
             claim = self._claims.get(request.request_id)
         if claim is None or not claim.waiting:
@@ -252,10 +259,12 @@ class SchedulerHalf:
         """Whether a request is prefilled here for a decoder. A decoder does that for nobody, whoever asks it."""
         return self.engine.role != "decode" and wants_prefill_here(request.kv_transfer_params)
 
-    def holds(self, request_id: str, table: Callable[[], Sequence[Sequence[int]]]) -> None:
-        """A request has blocks: ``table`` gives them by group as they are when it is called."""
+    def holds(self, request: VllmRequest, blocks: VllmBlocks) -> None:
+        """A request has blocks, which ``blocks`` gives by group as they are when it is asked."""
+        request_id = request.request_id
         if any(room.knows(request_id) for room in (self._staged, self._pushes, self._sampling)):
-            self._tables[request_id] = table
+            self._tables[request_id] = blocks.get_block_ids
+        self.prefixes.allocated(request, blocks.blocks)
 
     @property
     def holds_pushed(self) -> bool:
@@ -274,13 +283,15 @@ class SchedulerHalf:
         self._served.forget(request.request_id)
         staged = self._staged.finished(request.request_id, block_ids)
         summed = self._sampling.finished(request.request_id, block_ids, completed=completed)
+        self.prefixes.finished(request)
         self._forced.over(request)
         turned_away = self._draining.over(request.request_id)
         if claim := self._claims.get(request.request_id):
             if claim.state is ClaimState.LOADING:  # its load is on the way, and nobody waits for it any more
                 self._dropped.append(request.request_id)
             self._claims.request_over(claim)
-            return False, None
+            if not claim.checked:  # else it may be prefilled here all the same, from there on
+                return False, None
         if self._pushes.knows(request.request_id):
             return self._pushed_whole(request, block_ids, completed=completed), None
         if not self._prefills(request) or not completed:
@@ -393,7 +404,7 @@ class SchedulerHalf:
 
     def _on_message(self, message: Message) -> Message | None:
         answer = self._leases.on_message(message, time.monotonic()) or self._forced.asked(message)
-        answer = answer or self._draining.asked(message)
+        answer = answer or self._draining.asked(message) or self.prefixes.answer(message)
         if answer is None:
             self._known.on_message(message)
         return answer

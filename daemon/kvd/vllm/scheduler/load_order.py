@@ -57,8 +57,9 @@ def load_order(
         fault=fault,
         again=claim.again,
         unanswered=claim.beside,
-        reader=claim.reader if claim.beside else "",
+        reader=claim.reader if claim.beside or claim.checked else "",
         asked_before=now - claim.lease.asked if claim.beside else 0.0,
+        checked=claim.checked,
     )
 
 

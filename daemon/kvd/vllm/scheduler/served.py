@@ -66,6 +66,10 @@ class Served:
             self._decided.add(request_id)
             self.count(outcome, tokens, code)
 
+    def settle(self, request_id: str) -> None:
+        """Of a request something else is counted: where its prompt comes from is not."""
+        self._decided.add(request_id)
+
     def forget(self, request_id: str) -> None:
         """The request has finished."""
         self._decided.discard(request_id)

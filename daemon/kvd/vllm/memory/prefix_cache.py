@@ -1,0 +1,148 @@
+"""vLLM's prefix cache as peers read it: which blocks are complete, and whether they still hold what they held.
+
+No reference is kept to any block. vLLM tells of each block that it is about to give to somebody
+(`BlockPool.unpin_blocks`), and does so before the step that writes to it. So a block that was complete, and of which
+nothing was told since, holds now what it held then.
+
+vLLM's scheduling thread notes what is complete, any other thread looks things up. Each of them does one operation on a
+dictionary at a time, and a look-up is made twice: blocks that it finds again, complete all the while, are those of the
+prefix, whatever the other thread did meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from kvd.vllm.errors import UnsupportedBuild
+from kvd.vllm.memory.groups import GroupFacts
+
+MOST_LOOKS = 8
+"""Times that a shorter prefix is looked for where a block of a longer one is not complete."""
+
+
+class CompleteBlock(NamedTuple):
+    """What a block holds, by its hash; ``mark`` tells it from what the block held before."""
+
+    mark: int
+    hash: Any
+
+
+class HeldPrefix(NamedTuple):
+    """``tokens`` of a prompt, in these blocks by group; ``entries`` say what each block held when it was found."""
+
+    tokens: int
+    ids: tuple[tuple[int, ...], ...]
+    entries: tuple[tuple[Any, CompleteBlock], ...]
+
+
+class PrefixCache:
+    """One engine's. `look_up` and `holds` are called on any thread, all else in vLLM's step."""
+
+    def __init__(self, manager: Any, groups: Sequence[GroupFacts]) -> None:
+        """``manager`` is vLLM's KVCacheManager. Raises `UnsupportedBuild`."""
+        self._coordinator, self._pool = manager.coordinator, manager.block_pool
+        self._groups = tuple(groups)
+        if not hasattr(self._pool, "unpin_blocks"):
+            raise UnsupportedBuild(
+                'prefixes is "on" and this vLLM does not tell when it gives a cached block away; leave it out, or use'
+                " vLLM 0.32 or later"
+            )
+        self._marks: dict[int, int] = {}
+        self._complete: dict[int, CompleteBlock] = {}
+        self._last = 0
+
+    @property
+    def hash_tokens(self) -> int:
+        """Tokens of a block that has a hash of its own."""
+        return int(self._pool.hash_block_size)
+
+    def __len__(self) -> int:
+        """How many blocks are complete, on any thread."""
+        return len(self._complete)
+
+    def watch(self, block: Any) -> int:
+        """Have vLLM tell when it gives this block away, which somebody holds just now. Gives its mark."""
+        mark = self._marks.get(block.block_id)
+        if mark is None:
+            self._last = mark = self._last + 1
+            self._marks[block.block_id] = mark
+            self._let_go((block,))
+        return mark
+
+    def complete(self, block: Any, mark: int) -> None:
+        """What is to stand in the block has been computed, if it is the one that had this mark."""
+        if self._marks.get(block.block_id) == mark and block.block_hash is not None:
+            known = self._complete.get(block.block_id)
+            if known is None or known.hash != block.block_hash:
+                self._complete[block.block_id] = CompleteBlock(mark, block.block_hash)
+
+    def look_up(self, hashes: list[bytes], beyond: int, most: int) -> HeldPrefix | None:
+        """The longest prefix that is held here, of more than ``beyond`` and at most ``most`` tokens."""
+        for _ in range(MOST_LOOKS):
+            blocks, tokens = self._find(hashes, most)
+            if tokens <= beyond:
+                return None
+            entries = [[self._entry(block) for block in group] for group in blocks]
+            if (less := self._incomplete_from(blocks, entries, tokens)) is not None:
+                most = less
+                continue
+            again, same = self._find(hashes, tokens)
+            if same == tokens and _ids(again) == _ids(blocks):
+                told = [
+                    (block, entry)
+                    for group, found in zip(blocks, entries, strict=True)
+                    for block, entry in zip(group, found, strict=True)
+                    if entry is not None
+                ]
+                return HeldPrefix(tokens, _ids(blocks), tuple(told))
+        return None
+
+    def holds(self, prefix: HeldPrefix) -> bool:
+        """Whether the blocks held the prefix without a break since it was found."""
+        return all(self._entry(block) is entry for block, entry in prefix.entries)
+
+    def used(self, prefix: HeldPrefix) -> None:
+        """It was read: vLLM is to give its blocks away later than others, as after a hit of its own."""
+        free = [block for block, entry in prefix.entries if self._entry(block) is entry and block.ref_cnt == 0]
+        self._let_go(list(reversed(free)))
+
+    def _find(self, hashes: list[bytes], most: int) -> tuple[list[list[Any]], int]:
+        try:
+            blocks, tokens = self._coordinator.find_longest_cache_hit(hashes, most)[:2]
+        except (RuntimeError, StopIteration):  # the other thread changed what was being walked over
+            return [], 0
+        # Full attention may have more than the other groups.
+        return [
+            list(group[: -(-tokens // facts.block_size)])
+            for group, facts in zip(blocks, self._groups, strict=True)
+        ], tokens
+
+    def _entry(self, block: Any) -> CompleteBlock | None:
+        found = self._complete.get(block.block_id)
+        return found if found is not None and found.hash == block.block_hash else None
+
+    def _incomplete_from(
+        self, blocks: list[list[Any]], entries: list[list[CompleteBlock | None]], tokens: int
+    ) -> int | None:
+        """How many tokens to look for instead, where a block is not complete; None where all are."""
+        for group, found, facts in zip(blocks, entries, self._groups, strict=True):
+            for number, (block, entry) in enumerate(zip(group, found, strict=True)):
+                if entry is None and not block.is_null:
+                    whole = facts.kind in {"full", "mla"} and facts.window is None
+                    return min(number * facts.block_size, tokens - 1) if whole else tokens - 1
+        return None
+
+    def _let_go(self, blocks: Iterable[Any]) -> None:
+        held = list(blocks)
+        self._pool.touch(held)
+        self._pool.unpin_blocks(held, self._given_away)
+
+    def _given_away(self, block: Any) -> None:
+        """vLLM gives the block to somebody, or forgets all."""
+        self._complete.pop(block.block_id, None)
+        self._marks.pop(block.block_id, None)
+
+
+def _ids(blocks: Sequence[Sequence[Any]]) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(block.block_id for block in group) for group in blocks)

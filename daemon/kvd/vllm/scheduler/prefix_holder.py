@@ -1,0 +1,139 @@
+"""The holding side of prefixes: notes what this engine computes, and answers who asks for it.
+
+What is asked is answered on the session's thread, which runs while vLLM's scheduler waits for its next request. What a
+step computed is complete when its result is there: the next step notes it, or the end of its request.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvd.topology.blocks import offered
+from kvd.vllm.memory.groups import GroupFacts
+from kvd.vllm.memory.prefix_cache import HeldPrefix, PrefixCache
+from kvd.vllm.prompt.parts import is_plain_text
+from kvd.vllm.vllm_types import VllmRequest, VllmStep
+from kvd.wire.frame import Message
+from kvd.wire.prefix import HASH_BYTES, CheckPrefix, FindPrefix, PrefixFound, PrefixKept
+
+MOST_TOLD = 4096
+"""Readers that may still come back with a `CheckPrefix`; of more the oldest are told no."""
+
+
+@dataclass(slots=True, eq=False)
+class _Computed:
+    """A request whose blocks are followed. ``tables`` are vLLM's own lists; of each ``seen`` blocks are watched.
+
+    ``waiting`` are watched blocks with the token behind their last one, which has to be computed first.
+    """
+
+    request: VllmRequest
+    tables: Sequence[Sequence[Any]] = ()
+    seen: list[int] = field(default_factory=list)
+    waiting: list[tuple[int, Any, int]] = field(default_factory=list)
+    due: int = 0
+
+
+class PrefixHolder:
+    """One scheduler's. `answer` is called on the session's thread, all else in vLLM's step."""
+
+    def __init__(self, cache: PrefixCache, groups: Sequence[GroupFacts], scheme: str) -> None:
+        self.cache = cache
+        self._groups = tuple(groups)
+        self._least = min(facts.block_size for facts in groups)
+        self._scheme = scheme
+        self._requests: dict[str, _Computed] = {}
+        self._lock = threading.Lock()
+        self._told: OrderedDict[str, HeldPrefix] = OrderedDict()
+        self._used: deque[HeldPrefix] = deque(maxlen=MOST_TOLD)
+
+    def allocated(self, request: VllmRequest, tables: Sequence[Sequence[Any]]) -> None:
+        """A request has blocks, in lists that show them as they are whenever they are looked at.
+
+        One that was preempted comes with other lists, before a step computes any of it again.
+        """
+        known = self._requests.get(request.request_id)
+        if known is not None and all(a is b for a, b in zip(known.tables, tables, strict=True)):
+            return
+        if is_plain_text(request):
+            self._requests[request.request_id] = _Computed(request, tables, [0] * len(tables))
+
+    def step(self, output: VllmStep) -> None:
+        """A step is about to run: note what those before it completed, and watch what it will."""
+        while self._used:
+            self.cache.used(self._used.popleft())
+        for request_id, count in output.num_scheduled_tokens.items():
+            one = self._requests.get(request_id)
+            if one is None:
+                continue
+            reached = one.request.num_computed_tokens + count
+            if reached >= one.due or one.waiting:
+                self._note_complete(one)
+                self._watch(one, reached)
+
+    def finished(self, request: VllmRequest) -> None:
+        """A request ended; its blocks are still its own."""
+        if (one := self._requests.pop(request.request_id, None)) is not None:
+            self._note_complete(one)
+
+    def _note_complete(self, one: _Computed) -> None:
+        done = one.request.num_computed_tokens - one.request.num_in_flight_tokens
+        waiting = []
+        for end, block, mark in one.waiting:
+            if end <= done:
+                self.cache.complete(block, mark)
+            else:
+                waiting.append((end, block, mark))
+        one.waiting = waiting
+
+    def _watch(self, one: _Computed, reached: int) -> None:
+        for group, (facts, table) in enumerate(zip(self._groups, one.tables, strict=True)):
+            full = min(reached // facts.block_size, len(table))
+            for number in range(one.seen[group], full):
+                if not table[number].is_null:
+                    mark = self.cache.watch(table[number])
+                    one.waiting.append(((number + 1) * facts.block_size, table[number], mark))
+            one.seen[group] = max(one.seen[group], full)
+        one.due = (reached // self._least + 1) * self._least
+
+    # --- on the session's thread ---
+
+    def answer(self, message: Message) -> Message | None:
+        """The answer to a question about prefixes; None for any other message."""
+        if isinstance(message, FindPrefix):
+            return self._find(message)
+        if isinstance(message, CheckPrefix):
+            return self._check(message)
+        return None
+
+    def _find(self, asked: FindPrefix) -> PrefixFound:
+        if asked.scheme != self._scheme or asked.hash_tokens != self.cache.hash_tokens:
+            return PrefixFound()
+        hashes = [asked.hashes[at : at + HASH_BYTES] for at in range(0, len(asked.hashes), HASH_BYTES)]
+        found = self.cache.look_up(hashes, asked.beyond, asked.most)
+        if found is None:
+            return PrefixFound()
+        with self._lock:
+            self._told[asked.reader] = found
+            if len(self._told) > MOST_TOLD:
+                self._told.popitem(last=False)
+        self._used.append(found)
+        lists = [offered(facts.kind, ids) for facts, ids in zip(self._groups, found.ids, strict=True)]
+        return PrefixFound(
+            tokens=found.tokens,
+            blocks=tuple(tuple(one.ids.tolist()) for one in lists),
+            first_blocks=tuple(one.first for one in lists),
+        )
+
+    def _check(self, asked: CheckPrefix) -> PrefixKept:
+        with self._lock:
+            found = self._told.get(asked.reader)
+        if found is None:
+            return PrefixKept(kept=False, reason="it knows of no such reader any more")
+        if not self.cache.holds(found):
+            return PrefixKept(kept=False, reason="it needed blocks of the prefix for other requests meanwhile")
+        return PrefixKept(kept=True)

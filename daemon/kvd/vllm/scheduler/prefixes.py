@@ -1,0 +1,82 @@
+"""Prefixes that engines share: what this one holds for others, and what others hold for it (docs/prefixes.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from kvd.vllm.memory.groups import GroupFacts
+from kvd.vllm.memory.prefix_cache import PrefixCache
+from kvd.vllm.scheduler.claims import Claims
+from kvd.vllm.scheduler.prefix_holder import PrefixHolder
+from kvd.vllm.scheduler.prefix_seeker import PrefixSeeker
+from kvd.vllm.scheduler.pushes import wants_push_here
+from kvd.vllm.vllm_types import VllmRequest, VllmStep
+from kvd.wire.frame import Message
+from kvd.wire.identity import EngineFacts
+from kvd.wire.prefix import SCHEME_FACT
+from kvd.worker.session import SessionProtocol
+from kvd.worker.settings import ConnectorSettings
+
+
+class Prefixes:
+    """One scheduler's. Does nothing where they are not shared, and before vLLM's cache is known."""
+
+    def __init__(
+        self,
+        settings: ConnectorSettings,
+        engine: EngineFacts,
+        groups: Sequence[GroupFacts],
+        session: SessionProtocol,
+        claims: Claims,
+    ) -> None:
+        self._settings = settings
+        self._engine = engine
+        self._groups = tuple(groups)
+        self._session = session
+        self._claims = claims
+        self._scheme = str(engine.facts.get(SCHEME_FACT) or "")
+        self._holder: PrefixHolder | None = None
+        self._seeker: PrefixSeeker | None = None
+
+    def bind(self, manager: Any) -> None:
+        """Share what vLLM's KVCacheManager has. Raises `UnsupportedBuild`."""
+        if not self._scheme:
+            return
+        cache = PrefixCache(manager, self._groups)
+        self._holder = PrefixHolder(cache, self._groups, self._scheme)
+        self._seeker = PrefixSeeker(
+            self._settings, self._engine.engine_id, self._session, self._scheme, cache.hash_tokens
+        )
+
+    def allocated(self, request: VllmRequest, tables: Sequence[Sequence[Any]]) -> None:
+        """A request has blocks, in vLLM's own lists."""
+        if self._holder is not None:
+            self._holder.allocated(request, tables)
+
+    def step(self, output: VllmStep | None) -> None:
+        """A step is about to run."""
+        if self._holder is not None and output is not None:
+            self._holder.step(output)
+
+    def finished(self, request: VllmRequest) -> None:
+        """A request ended; its blocks are still its own."""
+        if self._holder is not None:
+            self._holder.finished(request)
+        if self._seeker is not None:
+            self._seeker.forget(request.request_id)
+
+    def asks(self, request: VllmRequest, computed: int) -> bool:
+        """Whether it is being asked who holds more of a prompt than ``computed`` tokens. What is found is claimed."""
+        if self._seeker is None or wants_push_here(request.kv_transfer_params):
+            return False
+        found = self._seeker.look(request, computed)
+        if found == "asking":
+            return True
+        if found is not None:
+            self._claims.begin_found(request.request_id, found.prefill, found.reader)
+        return False
+
+    def answer(self, message: Message) -> Message | None:
+        """What another engine is told of what is held here, on the session's thread."""
+        return self._holder.answer(message) if self._holder is not None else None

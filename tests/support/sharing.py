@@ -1,0 +1,94 @@
+"""Engines that share prefixes: two hosts, some engines on each, none of which prefills for another one."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvctl.demo.deployment import engines, transfer_config
+from kvctl.demo.engine import EngineProcess
+from kvctl.demo.engine_spec import EngineSpec
+from kvctl.processes.daemons import Kvd, two_hosts
+from kvd.wire.handshake import GetPeer
+from kvd.wire.identity import HERE
+from kvd.wire.transfer import TransferRecord
+from tests.support import nursery
+from tests.support.daemons import wait_for
+from tests.support.deployments import PATIENT, PATIENT_KVD, found_out, transfers
+from tests.support.tiny_models import ARGUMENTS, MODELS, write_model
+
+SHARED = {**PATIENT, "prefixes": "on", "prefix_wait": 10.0, "prefix_least": 1}
+"""Connector settings of engines that share prefixes, on machines that stand still for seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """What runs: engines by name, and the kvd of each."""
+
+    engines: Mapping[str, EngineProcess]
+    hosts: Mapping[str, Kvd]
+
+    def introduce(self) -> None:
+        """Hand every engine to all others, as kvd does by itself for neighbours and for kvds of its peer.connect."""
+        for mine, host in self.hosts.items():
+            for other, there in self.hosts.items():
+                if mine != other:
+                    where = HERE if host is there else there.endpoint()
+                    host.ask(GetPeer(local_engine=mine, engine_id=other, endpoint=where))
+
+    def read(self, name: str, holder: str) -> list[TransferRecord]:
+        """What an engine has read of prefixes that another one holds, newest first."""
+        return [
+            record
+            for record in transfers(self.hosts[name])
+            if (record.local_engine, record.remote_engine) == (name, holder)
+        ]
+
+    def last_read(self, name: str, holder: str, before: int = 0) -> TransferRecord:
+        """The newest, once there are more than ``before``."""
+        return wait_for(lambda: self.read(name, holder)[:1] if len(self.read(name, holder)) > before else None, 30.0)[0]
+
+
+@contextlib.contextmanager
+def sharing(
+    model: str,
+    folder: Path,
+    *,
+    names: tuple[tuple[str, ...], tuple[str, ...]] = (("a", "b"), ("c", "d")),
+    extra: Mapping[str, Any] | None = None,
+    tp: Mapping[str, int] | None = None,
+    **both: Any,
+) -> Iterator[Sharing]:
+    """Engines of ``model``, those of the first ``names`` on one host, the others on another; ``tp`` workers of each."""
+    path = write_model(model, folder / "models")
+    fields: dict[str, Any] = {
+        "model": path,
+        "dtype": MODELS[model].dtype,
+        "arguments": ARGUMENTS.get(model, {}),
+        "max_model_len": 2048,
+        "forced_first_tokens": True,
+        "cache_dir": found_out(folder),
+        **both,
+    }
+    with two_hosts(folder, PATIENT_KVD) as hosts, engines(nursery.start) as start:
+        begun: dict[str, EngineProcess] = {}
+        where: dict[str, Kvd] = {}
+        for host, here in zip(hosts, names, strict=True):
+            for name in here:
+                config = transfer_config(host, name, "kv_both", extra={**SHARED, **(extra or {})})
+                spec = EngineSpec(
+                    work_dir=folder / name,
+                    log_path=folder / f"{name}.log",
+                    tensor_parallel_size=(tp or {}).get(name, 1),
+                    kv_transfer_config=config,
+                    **fields,
+                )
+                begun[name], where[name] = start(spec), host
+        for engine in begun.values():
+            engine.wait_ready(300.0)
+        running = Sharing(begun, where)
+        running.introduce()
+        yield running
