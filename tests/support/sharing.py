@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from kvctl.demo.deployment import engines, transfer_config
 from kvctl.demo.engine import EngineProcess
@@ -14,6 +14,7 @@ from kvctl.demo.engine_spec import EngineSpec
 from kvctl.processes.daemons import Kvd, two_hosts
 from kvd.wire.handshake import GetPeer
 from kvd.wire.identity import HERE
+from kvd.wire.query import EngineList, ListEngines
 from kvd.wire.transfer import TransferRecord
 from tests.support import nursery
 from tests.support.daemons import wait_for
@@ -39,6 +40,13 @@ class Sharing:
                     where = HERE if host is there else there.endpoint()
                     host.ask(GetPeer(local_engine=mine, engine_id=other, endpoint=where))
 
+    def lives(self, name: str) -> bool:
+        """Whether the kvd of an engine has all of it."""
+        rows = cast("EngineList", self.hosts[name].ask(ListEngines())).rows
+        return any(
+            row.local and row.scheduler and row.state == "ready" and row.engine.engine_id == name for row in rows
+        )
+
     def read(self, name: str, holder: str) -> list[TransferRecord]:
         """What an engine has read of prefixes that another one holds, newest first."""
         return [
@@ -59,10 +67,14 @@ def sharing(
     *,
     names: tuple[tuple[str, ...], tuple[str, ...]] = (("a", "b"), ("c", "d")),
     extra: Mapping[str, Any] | None = None,
-    tp: Mapping[str, int] | None = None,
+    own: Mapping[str, Mapping[str, Any]] | None = None,
+    module: str = "kvd.vllm",
     **both: Any,
 ) -> Iterator[Sharing]:
-    """Engines of ``model``, those of the first ``names`` on one host, the others on another; ``tp`` workers of each."""
+    """Engines of ``model``, those of the first ``names`` on one host, the others on another.
+
+    ``own`` are arguments of single engines, by name; ``module`` has the connector.
+    """
     path = write_model(model, folder / "models")
     fields: dict[str, Any] = {
         "model": path,
@@ -79,12 +91,12 @@ def sharing(
         for host, here in zip(hosts, names, strict=True):
             for name in here:
                 config = transfer_config(host, name, "kv_both", extra={**SHARED, **(extra or {})})
+                config["kv_connector_module_path"] = module
                 spec = EngineSpec(
                     work_dir=folder / name,
                     log_path=folder / f"{name}.log",
-                    tensor_parallel_size=(tp or {}).get(name, 1),
                     kv_transfer_config=config,
-                    **fields,
+                    **{**fields, **(own or {}).get(name, {})},
                 )
                 begun[name], where[name] = start(spec), host
         for engine in begun.values():

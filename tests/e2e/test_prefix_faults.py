@@ -1,0 +1,154 @@
+"""Prefixes that are read while their holder loses them, stands still, or dies: right answers, and no block lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvd.wire.transfer import TransferRecord
+from tests.support import late_check
+from tests.support.daemons import wait_for
+from tests.support.deployments import prompt_of
+from tests.support.engine_calls import engine_metrics, reset_prefix_cache
+from tests.support.engine_pids import engine_pids
+from tests.support.halting import halted
+from tests.support.sharing import Sharing, sharing
+from tests.support.started_kvd import start_kvd
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+ANSWER, TOKENS = 8, 700
+HELD = TOKENS // 128 * 128
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("checks")
+
+
+@pytest.fixture(scope="module", params=["llama", "gemma3"])
+def pair(
+    request: pytest.FixtureRequest, folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Sharing]:
+    """Two engines over TCP. The first has a small cache; the second asks late whether what it read was held."""
+    with sharing(
+        request.param,
+        tmp_path_factory.mktemp("faults"),
+        names=(("a",), ("b",)),
+        extra={"load_timeout": 10.0, "prefix_wait": 5.0},
+        module="tests.support.late_check",
+        env={"UCX_TLS": "tcp,self", **late_check.environment(folder)},
+        own={"a": {"kv_cache_memory_bytes": 16 << 20}},
+    ) as running:
+        yield running
+
+
+def alone(pair: Sharing, prompt: list[int]) -> tuple[int, ...]:
+    """What the second engine answers by itself; both hold nothing then."""
+    for engine in pair.engines.values():
+        wait_for(lambda engine=engine: reset_prefix_cache(engine), 60.0)  # type: ignore[misc]
+    answered = pair.engines["b"].submit(prompt, ANSWER).result(120)
+    assert answered.num_cached_tokens == 0
+    assert reset_prefix_cache(pair.engines["b"])
+    return answered.token_ids
+
+
+def forget(pair: Sharing) -> None:
+    """Fill the first engine's cache with other prompts."""
+    others = [pair.engines["a"].submit(prompt_of(1000, seed=100 + n), 1) for n in range(8)]
+    assert all(one.result(120).error == "" for one in others)
+
+
+def last_miss(pair: Sharing, before: int) -> TransferRecord:
+    record = pair.last_read("b", "a", before)
+    assert record.state == "miss"
+    return record
+
+
+@pytest.mark.parametrize("lose", ["evicted", "reset", "kept"])
+def test_what_was_read_is_used_only_if_it_was_held_until_then(pair: Sharing, folder: Path, lose: str) -> None:
+    prompt = prompt_of(TOKENS, seed=1)
+    expected, before = alone(pair, prompt), len(pair.read("b", "a"))
+    pair.engines["a"].submit(prompt, 1).result(120)
+    (folder / "read").unlink(missing_ok=True)
+    (folder / "hold").touch()
+
+    asked = pair.engines["b"].submit(prompt, ANSWER)
+    wait_for((folder / "read").exists, 60.0)
+    if lose == "evicted":
+        forget(pair)
+    elif lose == "reset":
+        assert reset_prefix_cache(pair.engines["a"])
+    (folder / "hold").unlink()
+    answered = asked.result(120)
+
+    assert (answered.error, answered.token_ids) == ("", expected)
+    assert answered.num_cached_tokens == (HELD if lose == "kept" else 0)
+    record = pair.last_read("b", "a", before)
+    assert (record.state, record.code) == (("done", "") if lose == "kept" else ("miss", "PREFIX_LOST"))
+    # Nothing is kept for anybody, on either side.
+    assert all(reset_prefix_cache(engine) for engine in pair.engines.values())
+
+
+def test_an_evicted_prefix_is_not_found(pair: Sharing) -> None:
+    prompt = prompt_of(TOKENS, seed=2)
+    expected, before = alone(pair, prompt), len(pair.read("b", "a"))
+    pair.engines["a"].submit(prompt, 1).result(120)
+    forget(pair)
+    answered = pair.engines["b"].submit(prompt, ANSWER).result(120)
+    assert (answered.token_ids, answered.num_cached_tokens) == (expected, 0)
+    assert len(pair.read("b", "a")) == before
+
+
+def test_a_holder_that_stands_still_costs_the_wait_and_no_more(pair: Sharing) -> None:
+    prompt = prompt_of(TOKENS, seed=3)
+    expected = alone(pair, prompt)
+    pair.engines["a"].submit(prompt, 1).result(120)
+    with halted(engine_pids(pair.engines["a"]).executing):
+        answered = pair.engines["b"].submit(prompt, ANSWER).result(120)
+    assert (answered.token_ids, answered.num_cached_tokens) == (expected, 0)
+
+
+@pytest.mark.parametrize("which", ["a", "b"])
+def test_a_kvd_that_was_killed_and_is_back_finds_what_is_held(pair: Sharing, which: str) -> None:
+    prompt = prompt_of(TOKENS, seed=4)
+    expected = alone(pair, prompt)
+    pair.engines["a"].submit(prompt, 1).result(120)
+    kvd = pair.hosts[which]
+    endpoint = kvd.endpoint()
+    kvd.process.kill()
+    kvd.process.wait()
+    answered = pair.engines["b"].submit(prompt, ANSWER).result(120)
+    assert (answered.token_ids, answered.num_cached_tokens) == (expected, 0)
+    assert reset_prefix_cache(pair.engines["b"])
+
+    kvd.process = start_kvd(kvd.name, kvd.directory, listen=f"{endpoint.host}:{endpoint.port}").process
+    wait_for(lambda: pair.lives(which), 60.0)
+    pair.introduce()
+    answered = pair.engines["b"].submit(prompt, ANSWER).result(120)
+    assert (answered.token_ids, answered.num_cached_tokens) == (expected, HELD)
+
+
+def test_a_holder_that_was_killed_while_it_was_read_is_a_miss(pair: Sharing, folder: Path) -> None:
+    """The last test: it is not started again."""
+    prompt = prompt_of(TOKENS, seed=5)
+    expected, before = alone(pair, prompt), len(pair.read("b", "a"))
+    pair.engines["a"].submit(prompt, 1).result(120)
+    (folder / "read").unlink(missing_ok=True)
+    (folder / "hold").touch()
+    asked = pair.engines["b"].submit(prompt, ANSWER)
+    wait_for((folder / "read").exists, 60.0)
+    for pid in engine_pids(pair.engines["a"]).executing:
+        os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not pair.lives("a"), 60.0)
+    (folder / "hold").unlink()
+
+    answered = asked.result(120)
+    assert (answered.error, answered.token_ids, answered.num_cached_tokens) == ("", expected, 0)
+    assert pair.last_read("b", "a", before).code == "PREFIX_LOST"
+    metrics = engine_metrics(pair.engines["b"])
+    assert metrics.free_blocks == metrics.num_blocks
