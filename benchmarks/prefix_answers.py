@@ -6,6 +6,8 @@ A real vLLM engine on CPUs, its kvd, and this process in the place of another ho
 until the answer, on loopback.
 """
 
+# ruff: noqa: S101, T201 - a script
+
 from __future__ import annotations
 
 import argparse
@@ -74,7 +76,11 @@ def main() -> None:
             assert not any(one.done() for one in running)
     print(f"idle engine, nobody asks: {idle_cpu:.3f} of a core")
     print("| engine | question | median ms | p99 ms | worst ms |\n|---|---|---|---|---|")
-    for what, (found, checked) in (("idle", idle), ("8 decodes", decoding), ("prefill beside them", prefilling)):
+    for what, (found, checked) in (
+        ("idle", idle),
+        ("8 decodes", decoding),
+        ("prefill beside them", prefilling),
+    ):
         for asked, times in (("find", found), ("check", checked)):
             times.sort()
             p99 = times[int(len(times) * 0.99)]

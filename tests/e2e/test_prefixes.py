@@ -24,7 +24,8 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sharing]:
 
 def page_bytes() -> int:
     config = MODELS["llama"].config
-    return BLOCK * 2 * config["num_key_value_heads"] * config["head_dim"] * 4 * config["num_hidden_layers"]
+    bytes_of_layer: int = BLOCK * 2 * config["num_key_value_heads"] * config["head_dim"] * 4
+    return bytes_of_layer * int(config["num_hidden_layers"])
 
 
 def test_an_engine_computes_of_a_prompt_what_nobody_holds(llama: Sharing) -> None:

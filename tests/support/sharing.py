@@ -44,7 +44,8 @@ class Sharing:
         """Whether the kvd of an engine has all of it."""
         rows = cast("EngineList", self.hosts[name].ask(ListEngines())).rows
         return any(
-            row.local and row.scheduler and row.state == "ready" and row.engine.engine_id == name for row in rows
+            row.local and row.scheduler and row.state == "ready" and row.engine.engine_id == name
+            for row in rows
         )
 
     def read(self, name: str, holder: str) -> list[TransferRecord]:
@@ -57,7 +58,9 @@ class Sharing:
 
     def last_read(self, name: str, holder: str, before: int = 0) -> TransferRecord:
         """The newest, once there are more than ``before``."""
-        return wait_for(lambda: self.read(name, holder)[:1] if len(self.read(name, holder)) > before else None, 30.0)[0]
+        return wait_for(
+            lambda: self.read(name, holder)[:1] if len(self.read(name, holder)) > before else None, 30.0
+        )[0]
 
 
 @contextlib.contextmanager

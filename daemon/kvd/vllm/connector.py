@@ -305,7 +305,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
     # --- the scheduler's half ---
 
     def bind_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> None:
-        """vLLM's cache is there, which peers may read prefixes from."""
+        """The cache is there, which peers may read prefixes from."""
         self._half.prefixes.bind(kv_cache_manager)
 
     def on_new_request(self, request: Request) -> None:
@@ -324,8 +324,8 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         """A request has blocks: order the load for its claim."""
         cached = cached_blocks(blocks) if self._brings_states else ()
         self._half.allocated(request, blocks.get_block_ids(), num_external_tokens, cached)
-        # Its lists are vLLM's own, and show the blocks as they are whenever they are looked at.
-        self._half.holds(request, blocks)
+        self._half.holds(request.request_id, blocks.get_block_ids)
+        self._half.prefixes.allocated(request, blocks.blocks)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         """This step's orders for the workers."""

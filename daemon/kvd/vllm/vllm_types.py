@@ -22,21 +22,8 @@ class VllmRequest(Protocol):
     prompt_token_ids: list[int] | None
     num_prompt_tokens: int
     num_computed_tokens: int
-    num_in_flight_tokens: int
-    block_hashes: Sequence[bytes]
     max_tokens: int
     _all_token_ids: list[int]
-
-
-class VllmBlocks(Protocol):
-    """What is used of vLLM's KVCacheBlocks."""
-
-    @property
-    def blocks(self) -> Sequence[Sequence[Any]]:
-        """The request's blocks by group: vLLM's own lists."""
-
-    def get_block_ids(self) -> BlockTable:
-        """Their ids as they are now."""
 
 
 class BlockState(Protocol):
@@ -74,6 +61,17 @@ def wants_prompt_logprobs(request: VllmRequest) -> bool:
     """Whether log probabilities of the prompt are asked for: who answers computes it, whatever was loaded."""
     sampling = getattr(request, "sampling_params", None)
     return sampling is not None and sampling.prompt_logprobs is not None
+
+
+def block_hashes(request: Any) -> Sequence[bytes]:
+    """The hashes of a request's full blocks, each of which stands for all tokens up to its block's end."""
+    found: Sequence[bytes] = request.block_hashes
+    return found
+
+
+def processed_tokens(request: Any) -> int:
+    """Tokens of a request whose KV is there: of what steps under way compute it is not certain yet."""
+    return int(request.num_computed_tokens - request.num_in_flight_tokens)
 
 
 def lookahead_of(facts: Facts) -> int:

@@ -43,7 +43,9 @@ async def find_prefix(daemon: Daemon, caller: Caller, message: FindPrefix) -> Pr
             and peer.users.get(asker.facts.engine_id) == asker.generation
         ):
             holders[where].append(engine_id)
-    here = [daemon.registry.engines[name] for name in holders.pop(HERE, ()) if name in daemon.registry.engines]
+    here = [
+        daemon.registry.engines[name] for name in holders.pop(HERE, ()) if name in daemon.registry.engines
+    ]
     asked: list[Awaitable[PrefixFound]] = [_ask_scheduler(daemon, engine, message) for engine in here]
     asked += [_ask_kvd(daemon, where, message) for where in holders]
     return await _longest(asked)

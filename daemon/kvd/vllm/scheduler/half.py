@@ -19,6 +19,7 @@ from kvd.shown import logger
 from kvd.topology.blocks import BlockList
 from kvd.vllm.memory.groups import GroupFacts, has_state, keeps_prefix, offered_by_group
 from kvd.vllm.params import finished_prefill, wants_prefill_here, wants_remote_prefill
+from kvd.vllm.prefixes.sharing import Prefixes
 from kvd.vllm.prompt.digest import new_key
 from kvd.vllm.prompt.parts import prompt_of
 from kvd.vllm.prompt.seal import sealed
@@ -31,12 +32,11 @@ from kvd.vllm.scheduler.leases import Lease, Leases, longest
 from kvd.vllm.scheduler.load_order import load_order, other_state
 from kvd.vllm.scheduler.miss_plan import DecodingEngine
 from kvd.vllm.scheduler.misses import Forced
-from kvd.vllm.scheduler.prefixes import Prefixes
 from kvd.vllm.scheduler.pushes import Pushes, kept_message, wants_push_here
 from kvd.vllm.scheduler.sampling import Sampling
 from kvd.vllm.scheduler.served import Served
 from kvd.vllm.scheduler.unloaded import deliver_unloaded
-from kvd.vllm.vllm_types import VllmBlocks, VllmRequest, VllmStep, drop_last_tokens, lookahead_of, wants_prompt_logprobs
+from kvd.vllm.vllm_types import VllmRequest, VllmStep, drop_last_tokens, lookahead_of, wants_prompt_logprobs
 from kvd.wire.frame import Message
 from kvd.wire.identity import EngineFacts
 from kvd.wire.limits import LONGEST_ID
@@ -96,7 +96,7 @@ class SchedulerHalf:
         self._claims = Claims(settings, engine.engine_id, self._session, self._known)
         self._readers = self._claims.readers
         self._forced.connect(self._claims.all, self._session.deliver)
-        self.prefixes = Prefixes(settings, engine, self.groups, self._session, self._claims)
+        self.prefixes = Prefixes(settings, engine, self.groups, self._session, self._claims.begin_found)
         self._served = Served(engine.engine_id, self._session.deliver)
 
     # --- both sides ---
@@ -165,7 +165,9 @@ class SchedulerHalf:
         counts for one that is answered where its load may begin beside it.
         """
         remote = wants_remote_prefill(request.kv_transfer_params)
-        if not remote and self.prefixes.asks(request, computed):
+        if not (remote or wants_push_here(request.kv_transfer_params)) and self.prefixes.asks(
+            request, computed
+        ):
             return None, False
         claim = self._claims.get(request.request_id)
         if not remote:
@@ -259,12 +261,10 @@ class SchedulerHalf:
         """Whether a request is prefilled here for a decoder. A decoder does that for nobody, whoever asks it."""
         return self.engine.role != "decode" and wants_prefill_here(request.kv_transfer_params)
 
-    def holds(self, request: VllmRequest, blocks: VllmBlocks) -> None:
-        """A request has blocks, which ``blocks`` gives by group as they are when it is asked."""
-        request_id = request.request_id
+    def holds(self, request_id: str, table: Callable[[], Sequence[Sequence[int]]]) -> None:
+        """A request has blocks: ``table`` gives them by group as they are when it is called."""
         if any(room.knows(request_id) for room in (self._staged, self._pushes, self._sampling)):
-            self._tables[request_id] = blocks.get_block_ids
-        self.prefixes.allocated(request, blocks.blocks)
+            self._tables[request_id] = table
 
     @property
     def holds_pushed(self) -> bool:
@@ -334,19 +334,12 @@ class SchedulerHalf:
             seconds,
         )
         prefill = RemotePrefill(
-            engine_id=self.engine.engine_id,
-            request_id=request_id,
-            generation=self._generation,
-            host=state.host,
-            port=state.port,
-            tokens=tokens,
-            blocks=tuple(tuple(b.ids.tolist()) for b in blocks),
-            first_blocks=tuple(b.first for b in blocks),
-            lease_seconds=seconds,
-            lease_opened=time.time(),
-            checksum=summed,
-            digest=self._digest(request, tokens),
-        )
+            engine_id=self.engine.engine_id, request_id=request_id, generation=self._generation,
+            host=state.host, port=state.port, tokens=tokens,
+            blocks=tuple(tuple(b.ids.tolist()) for b in blocks), first_blocks=tuple(b.first for b in blocks),
+            lease_seconds=seconds, lease_opened=time.time(),
+            checksum=summed, digest=self._digest(request, tokens),
+        )  # fmt: skip
         sizes = {"tp": self.engine.tp, "pp": self.engine.pp, "dcp": self.engine.dcp}
         told = self._draining.told(state.compatibility_class)
         return True, finished_prefill(sealed(self._digest_key, prefill), **sizes, told=told)
@@ -390,17 +383,10 @@ class SchedulerHalf:
         for delivery in more:
             self._session.deliver(*delivery)
         return RegisterScheduler(
-            engine=self.engine,
-            incarnation=self.incarnation,
-            pid=os.getpid(),
-            policy=self.policy,
-            leases=leases,
-            readers=longest(self._readers(now)),
-            digest_key=self._digest_key,
-            complete=not more,
-            home=home_kvd(self.settings.home),
-            draining=self._draining.left,
-        )
+            engine=self.engine, incarnation=self.incarnation, pid=os.getpid(), policy=self.policy,
+            leases=leases, readers=longest(self._readers(now)), complete=not more,
+            digest_key=self._digest_key, home=home_kvd(self.settings.home), draining=self._draining.left,
+        )  # fmt: skip
 
     def _on_message(self, message: Message) -> Message | None:
         answer = self._leases.on_message(message, time.monotonic()) or self._forced.asked(message)

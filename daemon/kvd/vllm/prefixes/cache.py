@@ -104,7 +104,9 @@ class PrefixCache:
 
     def used(self, prefix: HeldPrefix) -> None:
         """It was read: vLLM is to give its blocks away later than others, as after a hit of its own."""
-        free = [block for block, entry in prefix.entries if self._entry(block) is entry and block.ref_cnt == 0]
+        free = [
+            block for block, entry in prefix.entries if self._entry(block) is entry and block.ref_cnt == 0
+        ]
         self._let_go(list(reversed(free)))
 
     def _find(self, hashes: list[bytes], most: int) -> tuple[list[list[Any]], int]:
@@ -139,7 +141,7 @@ class PrefixCache:
         self._pool.unpin_blocks(held, self._given_away)
 
     def _given_away(self, block: Any) -> None:
-        """vLLM gives the block to somebody, or forgets all."""
+        """The block goes to somebody, or vLLM forgets all."""
         self._complete.pop(block.block_id, None)
         self._marks.pop(block.block_id, None)
 

@@ -1,4 +1,4 @@
-"""The reading side of prefixes: asks kvd who holds more of a prompt than is cached here, and waits a moment for that."""
+"""The reading side of prefixes: asks kvd who holds more of a prompt than is cached here, and waits for that."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from uuid import uuid4
 from kvd.client.errors import ClientError
 from kvd.shown import logger
 from kvd.vllm.prompt.parts import is_plain_text
-from kvd.vllm.vllm_types import VllmRequest
+from kvd.vllm.vllm_types import VllmRequest, block_hashes
 from kvd.wire.frame import Message
 from kvd.wire.prefix import HASH_BYTES, FindPrefix, PrefixFound
 from kvd.worker.remote import RemotePrefill
@@ -45,7 +45,12 @@ class PrefixSeeker:
     """One scheduler's questions. Touched by the scheduler's step only."""
 
     def __init__(
-        self, settings: ConnectorSettings, engine_id: str, session: SessionProtocol, scheme: str, hash_tokens: int
+        self,
+        settings: ConnectorSettings,
+        engine_id: str,
+        session: SessionProtocol,
+        scheme: str,
+        hash_tokens: int,
     ) -> None:
         self._settings = settings
         self._engine_id = engine_id
@@ -75,7 +80,7 @@ class PrefixSeeker:
         most = request.num_prompt_tokens - 1  # the last one is computed here, for the first output
         if most - computed < self._settings.prefix_least or not is_plain_text(request):
             return None
-        hashes = request.block_hashes[: min(most // self._hash_tokens, MOST_HASHES)]
+        hashes = block_hashes(request)[: min(most // self._hash_tokens, MOST_HASHES)]
         state = self._session.state
         if not state.connected or any(len(one) != HASH_BYTES for one in hashes):
             return None

@@ -1,20 +1,19 @@
-"""Prefixes that engines share: what this one holds for others, and what others hold for it (docs/prefixes.md)."""
+"""One scheduler's part in sharing prefixes, both sides of it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvd.vllm.memory.groups import GroupFacts
-from kvd.vllm.memory.prefix_cache import PrefixCache
-from kvd.vllm.scheduler.claims import Claims
-from kvd.vllm.scheduler.prefix_holder import PrefixHolder
-from kvd.vllm.scheduler.prefix_seeker import PrefixSeeker
-from kvd.vllm.scheduler.pushes import wants_push_here
+from kvd.vllm.prefixes.cache import PrefixCache
+from kvd.vllm.prefixes.holder import PrefixHolder
+from kvd.vllm.prefixes.seeker import PrefixSeeker
 from kvd.vllm.vllm_types import VllmRequest, VllmStep
 from kvd.wire.frame import Message
 from kvd.wire.identity import EngineFacts
 from kvd.wire.prefix import SCHEME_FACT
+from kvd.worker.remote import RemotePrefill
 from kvd.worker.session import SessionProtocol
 from kvd.worker.settings import ConnectorSettings
 
@@ -28,13 +27,14 @@ class Prefixes:
         engine: EngineFacts,
         groups: Sequence[GroupFacts],
         session: SessionProtocol,
-        claims: Claims,
+        claim: Callable[[str, RemotePrefill, str], None],
     ) -> None:
+        """``claim`` is told of what was found for a request, and the name to read it under."""
         self._settings = settings
         self._engine = engine
         self._groups = tuple(groups)
         self._session = session
-        self._claims = claims
+        self._claim = claim
         self._scheme = str(engine.facts.get(SCHEME_FACT) or "")
         self._holder: PrefixHolder | None = None
         self._seeker: PrefixSeeker | None = None
@@ -68,13 +68,13 @@ class Prefixes:
 
     def asks(self, request: VllmRequest, computed: int) -> bool:
         """Whether it is being asked who holds more of a prompt than ``computed`` tokens. What is found is claimed."""
-        if self._seeker is None or wants_push_here(request.kv_transfer_params):
+        if self._seeker is None:
             return False
         found = self._seeker.look(request, computed)
         if found == "asking":
             return True
         if found is not None:
-            self._claims.begin_found(request.request_id, found.prefill, found.reader)
+            self._claim(request.request_id, found.prefill, found.reader)
         return False
 
     def answer(self, message: Message) -> Message | None:

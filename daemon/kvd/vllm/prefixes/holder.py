@@ -14,9 +14,9 @@ from typing import Any
 
 from kvd.topology.blocks import offered
 from kvd.vllm.memory.groups import GroupFacts
-from kvd.vllm.memory.prefix_cache import HeldPrefix, PrefixCache
+from kvd.vllm.prefixes.cache import HeldPrefix, PrefixCache
 from kvd.vllm.prompt.parts import is_plain_text
-from kvd.vllm.vllm_types import VllmRequest, VllmStep
+from kvd.vllm.vllm_types import VllmRequest, VllmStep, processed_tokens
 from kvd.wire.frame import Message
 from kvd.wire.prefix import HASH_BYTES, CheckPrefix, FindPrefix, PrefixFound, PrefixKept
 
@@ -81,7 +81,7 @@ class PrefixHolder:
             self._note_complete(one)
 
     def _note_complete(self, one: _Computed) -> None:
-        done = one.request.num_computed_tokens - one.request.num_in_flight_tokens
+        done = processed_tokens(one.request)
         waiting = []
         for end, block, mark in one.waiting:
             if end <= done:
@@ -135,5 +135,7 @@ class PrefixHolder:
         if found is None:
             return PrefixKept(kept=False, reason="it knows of no such reader any more")
         if not self.cache.holds(found):
-            return PrefixKept(kept=False, reason="it needed blocks of the prefix for other requests meanwhile")
+            return PrefixKept(
+                kept=False, reason="it needed blocks of the prefix for other requests meanwhile"
+            )
         return PrefixKept(kept=True)

@@ -1,0 +1,223 @@
+"""What a holder names and what it vouches for, on vLLM's own scheduler and caches, stepped by hand.
+
+The memory is a table here. A token's place is torn from when a step that writes it is scheduled until its result is
+taken: no worker does it sooner or later.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from kvd.vllm.prefixes.sharing import Prefixes
+from kvd.wire.prefix import SCHEME_FACT, CheckPrefix, FindPrefix, PrefixFound, PrefixKept
+from tests.support.rigs.stepped import OURS, SteppedScheduler, WillingKvd, attention, latents
+
+pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore")]
+
+BLOCK, WINDOW = 16, 40
+SHARING = {**OURS, "kv_connector_extra_config": {"prefixes": "on", "prefix_least": 1, "prefix_wait": 0.001}}
+TORN = "torn"
+
+
+def window(block: int) -> Any:
+    import torch
+    from vllm.v1.kv_cache_interface import SlidingWindowSpec
+
+    return SlidingWindowSpec(
+        block_size=block, num_kv_heads=1, head_size=16, dtype=torch.float32, sliding_window=WINDOW
+    )
+
+
+KINDS = {"full": (attention,), "window+full": (window, attention), "latents": (latents,)}
+
+
+@dataclass
+class Holder:
+    """A scheduler whose cache is shared, and what stands in its memory: by group, block and place, the tokens so far."""
+
+    stepped: SteppedScheduler
+    memory: dict[tuple[int, int, int], Any] = field(default_factory=dict)
+    under_way: list[dict[tuple[int, int, int], Any]] = field(default_factory=list)
+    asked: int = 0
+
+    def __post_init__(self) -> None:
+        scheduler = self.stepped.scheduler
+        schedule, update = scheduler.schedule, scheduler.update_from_output
+
+        def scheduled() -> Any:
+            computed = {name: one.num_computed_tokens for name, one in scheduler.requests.items()}
+            output = schedule()
+            writes = {}
+            for name, count in output.num_scheduled_tokens.items():
+                request = scheduler.requests[name]
+                tables = scheduler.kv_cache_manager.get_block_ids(name)
+                begin = request.num_computed_tokens - count
+                assert begin >= computed[name] or request.num_preemptions
+                for at in range(begin, begin + count):
+                    for group, table in enumerate(tables):
+                        if (block := table[at // BLOCK]) != 0:
+                            writes[group, block, at % BLOCK] = tuple(request.all_token_ids[: at + 1])
+            self.memory.update(dict.fromkeys(writes, TORN))
+            self.under_way.append(writes)
+            return output
+
+        def updated(*told: Any) -> Any:
+            self.memory.update(self.under_way.pop(0))
+            return update(*told)
+
+        scheduler.schedule, scheduler.update_from_output = scheduled, updated
+
+    @property
+    def prefixes(self) -> Prefixes:
+        return cast("Prefixes", self.stepped.scheduler.connector._scheduler.prefixes)
+
+    def find(self, tokens: Sequence[int], most: int | None = None, salt: str = "") -> tuple[str, PrefixFound]:
+        from vllm.sampling_params import SamplingParams
+        from vllm.utils.hashing import sha256
+        from vllm.v1.core.kv_cache_utils import get_request_block_hasher
+        from vllm.v1.request import Request
+
+        request = Request(
+            request_id="asks",
+            prompt_token_ids=list(tokens),
+            sampling_params=SamplingParams(max_tokens=1),
+            pooling_params=None,
+            cache_salt=salt or None,
+            block_hasher=get_request_block_hasher(BLOCK, sha256),
+        )
+        self.asked += 1
+        reader = f"reader {self.asked}"
+        scheme = self.stepped.scheduler.connector._engine.facts[SCHEME_FACT]
+        question = FindPrefix(
+            local_engine="asker",
+            reader=reader,
+            scheme=scheme,
+            hash_tokens=BLOCK,
+            hashes=b"".join(request.block_hashes),
+            most=len(tokens) - 1 if most is None else most,
+        )
+        found = self.prefixes.answer(question)
+        assert isinstance(found, PrefixFound)
+        return reader, found
+
+    def kept(self, reader: str) -> bool:
+        kept = self.prefixes.answer(CheckPrefix(engine_id="d", generation="g", reader=reader))
+        assert isinstance(kept, PrefixKept)
+        return kept.kept
+
+    def read(self, found: PrefixFound) -> dict[tuple[int, int], Any]:
+        """What stands in the blocks that were named, by group and token."""
+        return {
+            (group, (first + i) * BLOCK + at): self.memory.get((group, block, at))
+            for group, (first, ids) in enumerate(zip(found.first_blocks, found.blocks, strict=True))
+            for i, block in enumerate(ids)
+            for at in range(BLOCK)
+        }
+
+
+def holder(model: Path, kinds: str = "full", **options: Any) -> Holder:
+    groups = [make(BLOCK) for make in KINDS[kinds]]
+    return Holder(SteppedScheduler(model, SHARING, groups, block=BLOCK, **options))
+
+
+@pytest.mark.usefixtures("kvd")
+def test_a_prefix_is_named_once_it_is_computed(model: Path) -> None:
+    """Also while its request goes on; never before its step's result is there."""
+    one, tokens = holder(model, ahead=True), list(range(10, 10 + 3 * BLOCK))
+    one.stepped.arrive("r", [*tokens, 5], None)
+    seen = []
+    for _ in range(4):
+        one.stepped.step()
+        seen.append(one.find([*tokens, 9])[1].tokens)
+    assert seen == [0, 0, 3 * BLOCK, 3 * BLOCK]
+    reader, found = one.find([*tokens, 9])
+    one.stepped.run_out()
+    assert one.find([*tokens, 9])[1].blocks == found.blocks
+    assert one.kept(reader)
+
+
+@pytest.mark.usefixtures("kvd")
+def test_a_prefix_of_another_salt_is_nobodys(model: Path) -> None:
+    one, tokens = holder(model), list(range(10, 10 + 3 * BLOCK))
+    one.stepped.arrive("r", [*tokens, 5], None)
+    one.stepped.run_out()
+    assert one.find([*tokens, 9])[1].tokens == 3 * BLOCK
+    assert one.find([*tokens, 9], salt="other")[1] == PrefixFound()
+    assert one.find([*tokens[:-1], 1, 9])[1].tokens == 2 * BLOCK
+
+
+@pytest.mark.usefixtures("kvd")
+def test_a_cache_that_is_reset_vouches_for_nothing(model: Path) -> None:
+    one, tokens = holder(model), list(range(10, 10 + 3 * BLOCK))
+    one.stepped.arrive("r", [*tokens, 5], None)
+    one.stepped.run_out()
+    reader, _ = one.find([*tokens, 9])
+    assert one.stepped.scheduler.reset_prefix_cache()
+    assert not one.kept(reader)
+    assert one.find([*tokens, 9])[1].tokens == 0
+    assert not one.kept("nobody")
+
+
+@pytest.mark.usefixtures("kvd")
+def test_what_peers_read_is_given_away_later(model: Path) -> None:
+    """As after a hit of its own: of two prefixes the older one stays, since it was read."""
+    one = holder(model, pool=9, chunk=64)
+    older, newer = [1] * BLOCK * 3, [2] * BLOCK * 3
+    for name, tokens in (("older", older), ("newer", newer)):
+        one.stepped.arrive(name, [*tokens, 5], None, max_tokens=1)
+        one.stepped.run_out()
+    reader, found = one.find([*older, 9])
+    one.stepped.arrive("other", [3] * BLOCK, None, max_tokens=1)
+    one.stepped.step()  # the refresh comes behind this step's own blocks
+    one.stepped.run_out()
+    one.stepped.arrive("another", [4] * BLOCK * 2, None, max_tokens=1)
+    one.stepped.run_out()
+    assert found.tokens == 3 * BLOCK
+    assert one.kept(reader)
+    assert one.find([*newer, 9])[1].tokens < 3 * BLOCK
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["steps", "steps ahead"])
+@pytest.mark.parametrize("kinds", list(KINDS))
+@pytest.mark.usefixtures("kvd")
+def test_what_a_holder_vouches_for_is_what_was_read(model: Path, kinds: str, *, ahead: bool) -> None:
+    """Prompts with common beginnings in a cache that is far too small, some given up; looked at all the time."""
+    dice = random.Random(f"{kinds} {ahead}")
+    one = holder(model, kinds, ahead=ahead, pool=40, chunk=48)
+    heads = [[dice.randrange(10, 500) for _ in range(5 * BLOCK)] for _ in range(4)]
+    reads: list[tuple[str, list[int], PrefixFound, dict[tuple[int, int], Any]]] = []
+    vouched = refused = 0
+    for step in range(400):
+        if len(one.stepped.scheduler.requests) < 4:
+            prompt = [*dice.choice(heads)[: dice.randrange(1, 81)], *(dice.randrange(10, 500) for _ in range(40))]
+            one.stepped.arrive(f"r{step}", prompt, None, max_tokens=dice.randrange(1, 40))
+        if dice.random() < 0.05 and (running := list(one.stepped.scheduler.requests)):
+            from vllm.v1.request import RequestStatus
+
+            one.stepped.scheduler.finish_requests(dice.choice(running), RequestStatus.FINISHED_ABORTED)
+        one.stepped.step()
+        if dice.random() < 0.5:
+            tokens = [*dice.choice(heads), 9]
+            reader, found = one.find(tokens)
+            if found.tokens:
+                reads.append((reader, tokens, found, {}))
+        waiting = []
+        for reader, tokens, found, earlier in reads:
+            read = earlier or one.read(found)  # as soon as it is told, or later
+            if dice.random() < 0.5:
+                waiting.append((reader, tokens, found, read if dice.random() < 0.5 else earlier))
+            elif one.kept(reader):
+                vouched += 1
+                assert {place[1] for place in read if place[0] == len(KINDS[kinds]) - 1} == set(range(found.tokens))
+                assert read == {place: tuple(tokens[: place[1] + 1]) for place in read}
+            else:
+                refused += 1
+        reads = waiting
+    assert vouched > 50
+    assert refused > 20
