@@ -6,7 +6,7 @@ A real vLLM engine on CPUs, its kvd, and this process in the place of another ho
 until the answer, on loopback.
 """
 
-# ruff: noqa: S101, T201 - a script
+# ruff: noqa: INP001, S101, T201 - a script in a folder of scripts
 
 from __future__ import annotations
 

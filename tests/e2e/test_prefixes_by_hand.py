@@ -16,7 +16,7 @@ import pytest
 
 from kvd.vllm.prefixes.sharing import Prefixes
 from kvd.wire.prefix import SCHEME_FACT, CheckPrefix, FindPrefix, PrefixFound, PrefixKept
-from tests.support.rigs.stepped import OURS, SteppedScheduler, WillingKvd, attention, latents
+from tests.support.rigs.stepped import OURS, SteppedScheduler, attention, latents
 
 pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore")]
 
@@ -39,7 +39,7 @@ KINDS = {"full": (attention,), "window+full": (window, attention), "latents": (l
 
 @dataclass
 class Holder:
-    """A scheduler whose cache is shared, and what stands in its memory: by group, block and place, the tokens so far."""
+    """A scheduler whose cache is shared, and its memory: by group, block and place, the tokens so far."""
 
     stepped: SteppedScheduler
     memory: dict[tuple[int, int, int], Any] = field(default_factory=dict)
@@ -195,7 +195,10 @@ def test_what_a_holder_vouches_for_is_what_was_read(model: Path, kinds: str, *, 
     vouched = refused = 0
     for step in range(400):
         if len(one.stepped.scheduler.requests) < 4:
-            prompt = [*dice.choice(heads)[: dice.randrange(1, 81)], *(dice.randrange(10, 500) for _ in range(40))]
+            prompt = [
+                *dice.choice(heads)[: dice.randrange(1, 81)],
+                *(dice.randrange(10, 500) for _ in range(40)),
+            ]
             one.stepped.arrive(f"r{step}", prompt, None, max_tokens=dice.randrange(1, 40))
         if dice.random() < 0.05 and (running := list(one.stepped.scheduler.requests)):
             from vllm.v1.request import RequestStatus
@@ -214,7 +217,9 @@ def test_what_a_holder_vouches_for_is_what_was_read(model: Path, kinds: str, *, 
                 waiting.append((reader, tokens, found, read if dice.random() < 0.5 else earlier))
             elif one.kept(reader):
                 vouched += 1
-                assert {place[1] for place in read if place[0] == len(KINDS[kinds]) - 1} == set(range(found.tokens))
+                assert {place[1] for place in read if place[0] == len(KINDS[kinds]) - 1} == set(
+                    range(found.tokens)
+                )
                 assert read == {place: tuple(tokens[: place[1] + 1]) for place in read}
             else:
                 refused += 1

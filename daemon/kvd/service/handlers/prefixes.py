@@ -43,9 +43,8 @@ async def find_prefix(daemon: Daemon, caller: Caller, message: FindPrefix) -> Pr
             and peer.users.get(asker.facts.engine_id) == asker.generation
         ):
             holders[where].append(engine_id)
-    here = [
-        daemon.registry.engines[name] for name in holders.pop(HERE, ()) if name in daemon.registry.engines
-    ]
+    neighbours = (daemon.registry.engines.get(name) for name in holders.pop(HERE, ()))
+    here = [engine for engine in neighbours if engine is not None and engine.uid == client.uid]
     asked: list[Awaitable[PrefixFound]] = [_ask_scheduler(daemon, engine, message) for engine in here]
     asked += [_ask_kvd(daemon, where, message) for where in holders]
     return await _longest(asked)
