@@ -21,7 +21,8 @@ from tests.support.rigs.stepped import OURS, SteppedScheduler, attention, latent
 pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore")]
 
 BLOCK, WINDOW = 16, 40
-SHARING = {**OURS, "kv_connector_extra_config": {"prefixes": "on", "prefix_least": 1, "prefix_wait": 0.001}}
+SHARING = {**OURS, "kv_connector_extra_config": {"prefixes": "on", "prefix_least": 1 << 20}}
+"""It asks for no prefix itself."""
 TORN = "torn"
 
 
@@ -189,11 +190,11 @@ def test_what_peers_read_is_given_away_later(model: Path) -> None:
 def test_what_a_holder_vouches_for_is_what_was_read(model: Path, kinds: str, *, ahead: bool) -> None:
     """Prompts with common beginnings in a cache that is far too small, some given up; looked at all the time."""
     dice = random.Random(f"{kinds} {ahead}")
-    one = holder(model, kinds, ahead=ahead, pool=40, chunk=48)
+    one = holder(model, kinds, ahead=ahead, pool=30, chunk=48)
     heads = [[dice.randrange(10, 500) for _ in range(5 * BLOCK)] for _ in range(4)]
     reads: list[tuple[str, list[int], PrefixFound, dict[tuple[int, int], Any]]] = []
-    vouched = refused = 0
-    for step in range(400):
+    vouched = refused = spoilt = 0
+    for step in range(600):
         if len(one.stepped.scheduler.requests) < 4:
             prompt = [
                 *dice.choice(heads)[: dice.randrange(1, 81)],
@@ -213,16 +214,18 @@ def test_what_a_holder_vouches_for_is_what_was_read(model: Path, kinds: str, *, 
         waiting = []
         for reader, tokens, found, earlier in reads:
             read = earlier or one.read(found)  # as soon as it is told, or later
-            if dice.random() < 0.5:
+            if dice.random() < 0.9:
                 waiting.append((reader, tokens, found, read if dice.random() < 0.5 else earlier))
-            elif one.kept(reader):
+                continue
+            right = read == {place: tuple(tokens[: place[1] + 1]) for place in read}
+            if one.kept(reader):
                 vouched += 1
                 assert {place[1] for place in read if place[0] == len(KINDS[kinds]) - 1} == set(
                     range(found.tokens)
                 )
-                assert read == {place: tuple(tokens[: place[1] + 1]) for place in read}
+                assert right
             else:
                 refused += 1
+                spoilt += not right
         reads = waiting
-    assert vouched > 50
-    assert refused > 20
+    assert min(vouched, refused, spoilt) > 5, (vouched, refused, spoilt)
