@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.deployments import prompt_of
+from kvctl.demo.deployment import PREFILL_PARAMS
+from tests.support.deployments import HYBRID_BLOCK, prompt_of
 from tests.support.engine_calls import reset_prefix_cache
 from tests.support.sharing import Sharing, sharing
 from tests.support.tiny_models import MODELS
@@ -19,6 +20,18 @@ BLOCK, ANSWER = 128, 8
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sharing]:
     with sharing("llama", tmp_path_factory.mktemp("prefixes")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def gdn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sharing]:
+    with sharing(
+        "qwen3.5-gdn",
+        tmp_path_factory.mktemp("gdn"),
+        names=(("a",), ("c",)),
+        max_num_batched_tokens=HYBRID_BLOCK,
+        max_num_seqs=1,
+    ) as running:
         yield running
 
 
@@ -46,3 +59,34 @@ def test_an_engine_computes_of_a_prompt_what_nobody_holds(llama: Sharing) -> Non
     alone = llama.engines["a"].submit(prompt[: -250 - ANSWER], ANSWER).result(120)
     assert alone.num_cached_tokens == 0
     assert list(alone.token_ids) == prompt[-250 - ANSWER : -250]
+
+
+def test_the_next_turn_finds_at_the_prefiller_what_the_decoder_answered(llama: Sharing) -> None:
+    """A router that prefills on one engine and decodes on another, turn after turn."""
+    prefiller, decoder = llama.engines["b"], llama.engines["c"]
+    prompt = prompt_of(2 * BLOCK - 6, seed=50)
+    for turn in range(2):
+        prefilled = prefiller.submit(prompt, 1, PREFILL_PARAMS).result(120)
+        params = dict(prefilled.kv_transfer_params or {})
+        params.pop("remote_prefill_cached_tokens", None)
+        decoded = decoder.submit(prompt, ANSWER, params).result(120)
+        # The second block of the first turn was full on the decoder alone, with what it generated.
+        assert prefilled.num_cached_tokens == (0, 2 * BLOCK)[turn]
+        assert decoded.error == ""
+        asked, answered = prompt, decoded.token_ids
+        prompt = [*prompt, *answered, *prompt_of(100, seed=51)]
+    assert llama.last_read("b", "c").bytes == page_bytes()
+    assert all(reset_prefix_cache(engine) for engine in llama.engines.values())
+    assert llama.engines["a"].submit(asked, ANSWER).result(120).token_ids == answered
+
+
+def test_states_come_with_the_attention_where_vllm_kept_one(gdn: Sharing) -> None:
+    """VLLM keeps a state where two prompts part: the second prompt of a kind leaves one there, the third finds it."""
+    common = prompt_of(2 * HYBRID_BLOCK + 40)
+    first = gdn.engines["a"].submit([*common, *prompt_of(HYBRID_BLOCK - 100, seed=1)], ANSWER).result(120)
+    second = gdn.engines["a"].submit([*common, *prompt_of(50, seed=2)], ANSWER).result(120)
+    third = gdn.engines["c"].submit([*common, *prompt_of(50, seed=2)], ANSWER).result(120)
+    assert [one.num_cached_tokens for one in (first, second, third)] == [0, 0, 2 * HYBRID_BLOCK]
+    assert third.token_ids == second.token_ids
+    read = gdn.last_read("c", "a")
+    assert [(group.kind, group.blocks) for group in read.groups] == [("mamba", 1)] * 3 + [("full", 2)]

@@ -47,7 +47,11 @@ async def find_prefix(daemon: Daemon, caller: Caller, message: FindPrefix) -> Pr
     here = [engine for engine in neighbours if engine is not None and engine.uid == client.uid]
     asked: list[Awaitable[PrefixFound]] = [_ask_scheduler(daemon, engine, message) for engine in here]
     asked += [_ask_kvd(daemon, where, message) for where in holders]
-    return await _longest(asked)
+    found = await _longest(asked)
+    daemon.counters["prefixes.asked"] += 1
+    daemon.counters["prefixes.found"] += found.tokens > 0
+    daemon.counters["prefixes.found_tokens"] += found.tokens
+    return found
 
 
 async def peer_find_prefix(daemon: Daemon, caller: Caller, message: FindPrefix) -> PrefixFound:
@@ -79,7 +83,9 @@ async def _check(daemon: Daemon, message: CheckPrefix) -> PrefixKept:
     engine = daemon.registry.engines.get(message.engine_id)
     if engine is None or engine.scheduler is None or engine.generation != message.generation:
         return PrefixKept(kept=False, reason="that generation of it has ended")
-    return await ask_client(daemon, engine.scheduler, message, PrefixKept)
+    answer = await ask_client(daemon, engine.scheduler, message, PrefixKept)
+    daemon.counters["prefixes.kept" if answer.kept else "prefixes.lost"] += 1
+    return answer
 
 
 async def _ask_scheduler(daemon: Daemon, engine: LocalEngine, message: FindPrefix) -> PrefixFound:
@@ -89,6 +95,7 @@ async def _ask_scheduler(daemon: Daemon, engine: LocalEngine, message: FindPrefi
         found = await ask_client(daemon, engine.scheduler, message, PrefixFound, FIND_SECONDS)
     except RequestRefused:
         return NOTHING
+    daemon.counters["prefixes.told"] += found.tokens > 0
     return msgspec.structs.replace(
         found, engine_id=engine.facts.engine_id, generation=engine.generation, endpoint=HERE
     )

@@ -27,10 +27,15 @@ class CheckedReads:
 
     def __init__(self, session: Callable[[], SessionProtocol]) -> None:
         self._session = session
+        self._waiting: dict[int, Load] = {}
 
     def check(self, load: Load, report: Callable[[], None]) -> None:
-        """Report a load that has ended, once its holder was asked. Of one that is a miss nothing may be used."""
+        """Report a load that has ended, once its holder was asked. Of one that is a miss nothing may be used.
+
+        One that is made a miss while its holder is asked is reported at once, and no second time.
+        """
         if load.cause is not None:
+            self._waiting.pop(id(load), None)
             load.spoil(load.cause)
             report()
             return
@@ -41,17 +46,24 @@ class CheckedReads:
             reader=load.order.reader,
             endpoint=Endpoint(prefill.host, prefill.port),
         )
-        self._session().call(question, CHECK_SECONDS).add_done_callback(partial(_answered, load, report))
+        self._waiting[id(load)] = load
+        self._session().call(question, CHECK_SECONDS).add_done_callback(partial(self._answered, load, report))
+
+    def _answered(self, load: Load, report: Callable[[], None], answer: Future[Message]) -> None:
+        if self._waiting.pop(id(load), None) is None:
+            return
+        if cause := _cause(load.order.prefill.engine_id, answer):
+            load.spoil(cause)
+        report()
 
 
-def _answered(load: Load, report: Callable[[], None], answer: Future[Message]) -> None:
-    holder = load.order.prefill.engine_id
+def _cause(holder: str, answer: Future[Message]) -> Cause | None:
+    """Why nothing of the load may be used; None where all may."""
     try:
         kept = answer.result()
     except ClientError as error:
-        load.spoil(Cause(f"whether {holder} still held the prefix: {error.message}", refusal_code(error)))
-    else:
-        if not (isinstance(kept, PrefixKept) and kept.kept):
-            why = kept.reason if isinstance(kept, PrefixKept) else type(kept).__name__
-            load.spoil(Cause(f"{holder} did not hold the prefix until it was read: {why}", "PREFIX_LOST"))
-    report()
+        return Cause(f"whether {holder} still held the prefix: {error.message}", refusal_code(error))
+    if isinstance(kept, PrefixKept) and kept.kept:
+        return None
+    why = kept.reason if isinstance(kept, PrefixKept) else f"kvd answered {type(kept).__name__}"
+    return Cause(f"{holder} did not hold the prefix until it was read: {why}", "PREFIX_LOST")
