@@ -291,6 +291,7 @@ class PeerLink:
                 await self._wait_for_connection(last_heard)
                 continue
             began = time.monotonic()
+            self._hurry.clear()
             using, known = self._listener.using(self.endpoint), self._listener.known_ids(self.endpoint)
             message = msgspec.structs.replace(me, using=using, known=known)
             try:
@@ -319,7 +320,6 @@ class PeerLink:
             or self._listener.using(self.endpoint)
         ):
             return False
-        self._hurry.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(pause):
                 await self._hurry.wait()

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
 from uuid import uuid4
+
+import msgspec
 
 from kvd.service.engines.local_engine import Client, LocalEngine
 from kvd.service.engines.registry import Registry
 from kvd.service.peers.subscribers import EXPECTED_BYTES, MOST_OF_KEY, Subscribers
 from kvd.service.sockets.events import Events
 from kvd.wire.frame import Message
-from kvd.wire.handshake import Ping
+from kvd.wire.handshake import EnginesChanged, Ping
 from tests.support.daemons import facts, worker
 
 A, B = b"A" * 40, b"B" * 40
@@ -81,3 +84,28 @@ def test_a_host_has_so_many_connections_and_pushes_out_its_own() -> None:
     subscribers.forget_key(A)
     assert list(subscribers._by_route) == [b"another host"]
     assert list(subscribers._of) == [B]
+
+
+def test_engines_that_come_up_together_are_told_of_once_to_all_who_take_that() -> None:
+    registry, subscribers = Registry(Events(None, Counter()), settled=0.0), Subscribers()
+    told: list[tuple[bytes, Message]] = []
+    changes = 1
+
+    def changed() -> Message:
+        return EnginesChanged(changes=changes, up=changes)
+
+    async def run() -> None:
+        nonlocal changes
+        subscribers.pinged(b"new", msgspec.structs.replace(ping(), told=True), registry, A)
+        subscribers.pinged(b"earlier", ping(), registry, B)
+        for _ in range(3):
+            changes += 1
+            subscribers.engines_changed(changed, lambda *one: told.append(one))
+        while not told:  # noqa: ASYNC110 - what is told announces nothing
+            await asyncio.sleep(0)
+        assert told == [(b"new", EnginesChanged(changes=4, up=4))]
+        subscribers.engines_changed(changed, lambda *one: told.append(one))
+        while len(told) < 2:  # noqa: ASYNC110 - the same
+            await asyncio.sleep(0)
+
+    asyncio.run(run())
