@@ -39,12 +39,11 @@ class Looks:
 
     def wake_all(self) -> None:
         """There is somebody new here, to whom whatever others have may be new."""
-        self._again = True
-        if not self._tasks.running:
+        if not self._again:
+            self._again = True
             self._tasks.begin(self._wake_all())
 
     async def _wake_all(self) -> None:
-        while self._again:
-            self._again = False
-            async for event in paced(list(self._events.values()), AT_A_TIME):
-                event.set()
+        self._again = False
+        async for event in paced(list(self._events.values()), AT_A_TIME):
+            event.set()

@@ -138,17 +138,16 @@ class Subscribers:
 
     def engines_changed(self, changed: Callable[[], Message], send: Callable[[bytes, Message], None]) -> None:
         """Tell all others that engines here changed: once, soon, where several do."""
-        self._changed = True
-        if not self._telling.running:
+        if not self._changed:  # else what is about to be told has this too
+            self._changed = True
             self._telling.begin(self._tell(changed, send))
 
     async def _tell(self, changed: Callable[[], Message], send: Callable[[bytes, Message], None]) -> None:
-        while self._changed:
-            await asyncio.sleep(TOGETHER_SECONDS)
-            self._changed = False
-            message = changed()
-            async for route in paced([route for route, one in self._by_route.items() if one.told]):
-                send(route, message)
+        await asyncio.sleep(TOGETHER_SECONDS)
+        self._changed = False
+        message = changed()
+        async for route in paced([route for route, one in self._by_route.items() if one.told]):
+            send(route, message)
 
     def engine_ended(
         self, engine_id: str, generation: str, reason: str, send: Callable[[bytes, Message], None]
