@@ -24,7 +24,7 @@ POLL = 50e-6
 LANE = "kvctl-doctor"
 
 
-class Reader:
+class PeerReader:
     """A backend with a buffer as long as what is read, and the lane to the worker."""
 
     def __init__(self, who: JsonCommand) -> None:
@@ -55,10 +55,10 @@ class Reader:
 def main() -> None:
     """Answer commands until stdin ends."""
 
-    def read(reader: Reader, command: JsonCommand) -> JsonResult:
+    def read(reader: PeerReader, command: JsonCommand) -> JsonResult:
         return {"seconds": [reader.read(command["seconds"]) for _ in range(1 + ROUNDS)]}
 
-    serve(lambda who: (Reader(who), {}), {"read": read}, lambda reader: reader.backend.close())
+    serve(lambda who: (PeerReader(who), {}), {"read": read}, lambda reader: reader.backend.close())
 
 
 if __name__ == "__main__":

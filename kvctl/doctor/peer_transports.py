@@ -83,12 +83,12 @@ class _Behind(msgspec.Struct, frozen=True):
     engine: str
 
 
-Probe = Callable[[ReadFrom], PeerRead]
+ReadProbe = Callable[[ReadFrom], PeerRead]
 """Reads some bytes of a worker there."""
 
 
 def transport_checks(
-    mine: Sequence[EngineRow], theirs: Sequence[EngineRow], place: str, probe: Probe | None = None
+    mine: Sequence[EngineRow], theirs: Sequence[EngineRow], place: str, probe: ReadProbe | None = None
 ) -> Iterator[Check]:
     """One check for all pairs between which the same would move bytes. ``probe`` reads from one there of each."""
     here, there = _ready(mine), _ready(theirs)
@@ -116,7 +116,7 @@ def transport_checks(
             yield _probed(found, names, alike, probe)
 
 
-def _probed(found: PairTransport, names: str, alike: Sequence[ReadingPair], probe: Probe | None) -> Check:
+def _probed(found: PairTransport, names: str, alike: Sequence[ReadingPair], probe: ReadProbe | None) -> Check:
     source = next((pair.source for pair in alike if pair.source_there), None)
     if probe is None or source is None or not (reads := _read_from(found.engine, source)):
         return _peer("ok", "PEER_TRANSPORT", f"{names}: {found.transport}; {UNPROBED}")
