@@ -17,8 +17,8 @@ from kvd.service.config import PREFIX, RELOADABLE, Config
 ROOT = Path(__file__).parents[3]
 SOURCE, PAGE = ROOT / "configs" / "kvd.yaml", ROOT / "docs" / "settings.md"
 ABOUT = """Every setting of kvd, with its default. `kvd init` writes them to `/etc/kvd/kvd.yaml`; `--config` names
-another file. Variables override the file, flags override both. `kvd --check-config --config FILE` checks a file. Times are in
-seconds, sizes in bytes. [deploy.md](deploy.md#2-settings-of-kvd) says which to set, and
+another file. Variables override the file, flags override both. `kvd --check-config --config FILE` checks a file.
+Times are in seconds, sizes in bytes. [deploy.md](deploy.md#2-settings-of-kvd) says which to set, and
 [connector.md](connector.md#configuration) has the settings of the connector.
 
 `systemctl reload kvd` (SIGHUP) puts those in force that say so; the others need a restart. This page is made of
