@@ -14,9 +14,6 @@ COLORS = {
 """The classes of a stage's colour, the same in every chart (report.css)."""
 ANY_OTHER = "c4 striped"
 
-Parts = Sequence[tuple[str, float]]
-"""Names and values of a bar's parts, one behind the other."""
-
 
 def bars_html(bars: Sequence[Bar]) -> str:
     """One bar a line, below a legend where a bar has several parts; a line stands where the mark is."""
@@ -30,8 +27,11 @@ def bars_html(bars: Sequence[Bar]) -> str:
     return f"{legend_html(names) if len(names) > 1 else ''}{lines}"
 
 
-def track_html(parts: Parts, most: float, mark: float | None = None) -> str:
-    """The bar itself; ``most`` fills its track. Each part has its name and value as a tooltip."""
+def track_html(parts: Sequence[tuple[str, float]], most: float, mark: float | None = None) -> str:
+    """The bar itself, its parts (name, value) one behind the other; ``most`` fills its track.
+
+    Each part has its name and value as a tooltip.
+    """
     drawn = "".join(
         f'<i class="{COLORS.get(name, ANY_OTHER)}" style="width:{100 * value / most:.2f}%"'
         f' title="{plain(name)}: {value:g}"></i>'

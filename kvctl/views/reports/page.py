@@ -20,7 +20,7 @@ from kvd.backends.registry import ADAPTERS
 from kvd.installed import installed_version, own_version
 from kvd.shown import escaped
 
-Fact = tuple[str, str]
+PageFact = tuple[str, str]
 """What something is called, and what it is."""
 
 
@@ -36,7 +36,7 @@ def plain(text: object) -> str:
     return escape(escaped(str(text)))
 
 
-def page(title: str, facts: Iterable[Fact], found: Iterable[str], sections: Iterable[Section]) -> str:
+def page(title: str, facts: Iterable[PageFact], found: Iterable[str], sections: Iterable[Section]) -> str:
     """The whole page."""
     style = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
     known = "".join(f"<dt>{plain(name)}</dt><dd>{plain(value)}</dd>\n" for name, value in facts)
@@ -50,7 +50,7 @@ def page(title: str, facts: Iterable[Fact], found: Iterable[str], sections: Iter
     )
 
 
-def origin(started: datetime, seconds: float | None = None) -> list[Fact]:
+def origin(started: datetime, seconds: float | None = None) -> list[PageFact]:
     """Who made a report, when, with what, and by which command."""
     took = "" if seconds is None else f", in {span(seconds)}"
     engines = {

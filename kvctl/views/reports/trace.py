@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from kvctl.cli.numbers import span
 from kvctl.views.registry import moment
-from kvctl.views.reports.page import Fact, Section, origin, page, table_html, utc
+from kvctl.views.reports.page import PageFact, Section, origin, page, table_html, utc
 from kvctl.views.reports.transfers import ReportedTransfer, transfer_sections
 from kvctl.views.screen import Column, sizes, table
 from kvctl.views.trace import Trace, pairs_table
@@ -29,7 +29,7 @@ def trace_page(body: Trace, trace: RecordedTrace) -> str:
     )
 
 
-def record_facts(header: Header, transfers: Sequence[TransferLine]) -> list[Fact]:
+def record_facts(header: Header, transfers: Sequence[TransferLine]) -> list[PageFact]:
     """When a trace was recorded, by what, and how much is in it."""
     first, last = (of((one.at for one in transfers), default=0.0) for of in (min, max))
     missed = sum(one.state == "miss" for one in transfers)
