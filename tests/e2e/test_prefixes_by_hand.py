@@ -193,7 +193,7 @@ def test_what_a_holder_vouches_for_is_what_was_read(model: Path, kinds: str, *, 
     one = holder(model, kinds, ahead=ahead, pool=30, chunk=48)
     heads = [[dice.randrange(10, 500) for _ in range(5 * BLOCK)] for _ in range(4)]
     reads: list[tuple[str, list[int], PrefixFound, dict[tuple[int, int], Any]]] = []
-    vouched = refused = spoilt = 0
+    vouched = refused = 0
     for step in range(600):
         if len(one.stepped.scheduler.requests) < 4:
             prompt = [
@@ -217,15 +217,13 @@ def test_what_a_holder_vouches_for_is_what_was_read(model: Path, kinds: str, *, 
             if dice.random() < 0.9:
                 waiting.append((reader, tokens, found, read if dice.random() < 0.5 else earlier))
                 continue
-            right = read == {place: tuple(tokens[: place[1] + 1]) for place in read}
             if one.kept(reader):
                 vouched += 1
+                assert read == {place: tuple(tokens[: place[1] + 1]) for place in read}
                 assert {place[1] for place in read if place[0] == len(KINDS[kinds]) - 1} == set(
                     range(found.tokens)
                 )
-                assert right
             else:
                 refused += 1
-                spoilt += not right
         reads = waiting
-    assert min(vouched, refused, spoilt) > 5, (vouched, refused, spoilt)
+    assert min(vouched, refused) > 20, (vouched, refused)
