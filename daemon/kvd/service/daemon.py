@@ -10,6 +10,7 @@ from kvd.geometry.alike import DocumentChecker
 from kvd.service.config import Config
 from kvd.service.engines.draining import DrainTable
 from kvd.service.engines.leases import LeaseTable
+from kvd.service.engines.listed import Listed
 from kvd.service.engines.liveness import Liveness
 from kvd.service.engines.miss_history import MissHistory
 from kvd.service.engines.outcome_counts import OutcomeCounts
@@ -69,6 +70,7 @@ class Daemon:
     operators: Operators = field(default_factory=Operators)
     geometries: DocumentChecker = field(default_factory=DocumentChecker)
     slices: Slices = field(default_factory=Slices)
+    listed_for_peers: Listed = field(default_factory=Listed)
     parts_given: PartsGiven | None = None
     draining: bool = False
     prepared: bool = False

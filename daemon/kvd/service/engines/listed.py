@@ -1,0 +1,29 @@
+"""A list that many ask for at a time is made once for all of them, and kept for a moment."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+
+from kvd.wire.query import EngineList, ListEngines
+
+KEPT_SECONDS = 0.2
+"""A fleet of a thousand asks so often that making the list for each would take all of a processor."""
+
+
+class Listed:
+    """The engines of this host as other kvds are told of them: the first page, without cards."""
+
+    def __init__(self) -> None:
+        self._made = EngineList(rows=())
+        self._until = 0.0
+
+    async def get(self, question: ListEngines, make: Callable[[], Awaitable[EngineList]]) -> EngineList:
+        """The answer, at most `KEPT_SECONDS` old; other questions than that for the first page are not kept."""
+        if question != ListEngines():
+            return await make()
+        now = time.monotonic()
+        if now >= self._until:
+            self._made = await make()
+            self._until = now + KEPT_SECONDS
+        return self._made
