@@ -124,12 +124,12 @@ def fleet(settings: Settings, fetch: Callable[[Settings], T]) -> FleetAnswers[T]
 
     This host's kvd is asked over its own socket where no context is in use.
     """
-    from kvctl.fleet.asking import FLEET_SECONDS, side_by_side
+    from kvctl.fleet.asking import running_seconds, seconds_for_hosts, side_by_side
     from kvd.addresses import join_address
 
     if settings.host is not None:
         raise UsageError("--fleet asks all hosts, and --host one", "leave one of them out")
-    seconds = settings.timeout if settings.timeout_given else FLEET_SECONDS
+    seconds = settings.timeout if settings.timeout_given else seconds_for_hosts(running_seconds())
     deadline = time.monotonic() + seconds
     hosts = known_hosts(replace(settings, timeout=seconds))
     common = replace(settings, timeout=seconds, deadline=deadline)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Generic, TypeVar
 
 from kvctl.errors import KvctlError
 
 FLEET_SECONDS = 1.5
-"""Within which a fleet answers, where nobody asked for another time."""
+"""Within which a fleet answers, where nobody asked for another time: from kvctl's start, which takes a part of it."""
+LEAST_SECONDS = 1.0
+"""That hosts have in any case: also where kvctl's own start took long, and each time that --watch asks."""
 STACK_BYTES = 512 << 10
 """Of a thread that asks: there is one for each host."""
 
@@ -33,6 +37,19 @@ class FleetAnswers(Generic[Answer]):
 
     answers: Mapping[str, Answer]
     missing: tuple[NotAnswered, ...]
+
+
+def seconds_for_hosts(running: float) -> float:
+    """How long hosts have to answer a kvctl that has been running for so many seconds."""
+    return max(LEAST_SECONDS, FLEET_SECONDS - running)
+
+
+def running_seconds() -> float:
+    """How long this process has been running, as the kernel knows it, to 10 ms."""
+    started = int(
+        Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[19]
+    )
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")
 
 
 def side_by_side(asked: Mapping[str, Callable[[], Answer]], deadline: float) -> FleetAnswers[Answer]:

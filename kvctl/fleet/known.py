@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from kvctl.cli.parsing import near_misses
@@ -53,14 +54,21 @@ class KnownHosts:
                 "give HOST:PORT, as peer.advertise has it",
             ) from None
 
+    @cached_property
+    def _keys(self) -> dict[tuple[str, int], bytes]:
+        return {(one.host, one.port): one.key for one in self.trusted}
+
+    @cached_property
+    def _trusted_keys(self) -> frozenset[bytes]:
+        return frozenset(self._keys.values())
+
     def at(self, place: HostPort) -> RemoteKvd:
         """How the kvd at a place is asked. Raises `UsageError` where no key is known for it."""
         if self.pair is None:
             return RemoteKvd(*place)
-        keys = {(one.host, one.port): one.key for one in self.trusted}
         # A fleet may share one pair, as kvd takes it too: then ours is among those that are trusted.
-        shared = self.pair.public if self.pair.public in keys.values() else None
-        key = keys.get(place) or keys.get((place[0], ANY_PORT)) or shared
+        shared = self.pair.public if self.pair.public in self._trusted_keys else None
+        key = self._keys.get(place) or self._keys.get((place[0], ANY_PORT)) or shared
         if key is None:
             raise UsageError(
                 f"no key is known for the kvd at {join_address(*place)}: {self.source} has none",
