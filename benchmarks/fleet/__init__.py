@@ -1,0 +1,1 @@
+"""A fleet on one machine: real kvds and simulated engines up to what it bears, and a model beyond that."""

@@ -1,0 +1,113 @@
+"""Fleets as benchmarks/fleet has them: small ones of real kvds, and what the model says of large ones."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from benchmarks.fleet.costs import Costs
+from benchmarks.fleet.model import SETTINGS, predict
+from benchmarks.fleet.real import LEASE_SECONDS
+from benchmarks.fleet.table import Report, text
+from tests.support.daemons import ROOT
+
+COSTS = Costs(
+    idle=0.005,
+    ping=0.0005,
+    look=0.0005,
+    introduction=0.002,
+    down=0.003,
+    ping_bytes=250,
+    look_bytes=500,
+    name_bytes=13,
+    memory=44e6,
+    peer_memory=30e3,
+    worker_memory=2e3,
+)
+KNOWN_SECONDS = 5.0
+"""Within which every host is to know of a death, whatever the size of the fleet."""
+
+
+def run(tmp_path: Path, *words: str) -> Report:
+    """What the command measured; what it printed are the same figures."""
+    out = tmp_path / "fleet.json"
+    paths = os.pathsep.join([str(ROOT / "daemon"), str(ROOT)])
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.fleet", *words, "--out", str(out)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    report = msgspec.json.decode(out.read_bytes(), type=Report)
+    assert done.stdout == text(report)
+    return report
+
+
+@pytest.mark.slow
+def test_a_small_fleet_of_real_kvds_is_linked_warm_and_knows_of_its_dead(tmp_path: Path) -> None:
+    report = run(tmp_path, "--hosts", "4@4,11@6", "--window", "1", "--model", "11,4096:64")
+    for real in report.real:
+        assert real.introductions == 2 * (real.hosts // 2) * (real.hosts - real.hosts // 2)
+        assert real.messages > real.hosts - 1  # each is pinged by all others, and looked at
+        died = real.death
+        assert died.pairs == died.survivors * (died.killed + died.stopped)
+        assert (died.unknown, died.wrongly_down) == (0, 0)
+        assert died.known_most < KNOWN_SECONDS
+        assert died.leases
+        assert died.lateness_most < LEASE_SECONDS
+    assert report.costs is not None
+    assert report.costs.idle > 0
+    like_it, larger = report.model
+    assert like_it.processor == pytest.approx(report.real[-1].processor, rel=0.01)
+    assert larger.known_most < KNOWN_SECONDS
+
+
+@pytest.mark.slow
+def test_kvctl_is_timed_on_a_fleet_of_which_some_are_silent(tmp_path: Path) -> None:
+    words = ("--ask", "4", "--silent", "2", "--rounds", "1", "--only", "engines", "--only", "transfers")
+    asked = run(tmp_path, *words, "--slower", "2").asked
+    assert asked is not None
+    assert [one.command for one in asked.commands] == ["engines", "transfers"]
+    for one in asked.commands:
+        assert one.unanswered >= asked.silent
+        assert one.seconds > one.processor > 0
+
+
+def test_what_a_host_has_to_do_grows_with_its_peers_and_not_with_the_fleet() -> None:
+    small, large = predict(256, 8, COSTS, 64), predict(4096, 8, COSTS, 64)
+    assert large.processor == small.processor
+    assert large.memory == small.memory
+    assert large.fleet_messages == 16 * small.fleet_messages
+    doubled = predict(256, 8, COSTS, 128)
+    assert doubled.processor - COSTS.idle == pytest.approx(2 * (small.processor - COSTS.idle))
+
+
+def test_all_know_of_a_death_within_the_time_that_pings_take_to_find_out() -> None:
+    for peers in (20, 64, 255):
+        found = predict(4096, 8, COSTS, peers)
+        assert (found.unknown, found.wrongly_down) == (0, 0)
+        # The last answer was up to a second old, and the ping that finds out may have begun just before the time.
+        assert SETTINGS.down_seconds - 1.1 < found.known_median < SETTINGS.down_seconds
+        assert found.known_most < SETTINGS.down_seconds + 2 * SETTINGS.ping_seconds
+
+
+def test_a_kvd_with_more_peers_than_it_has_time_for_calls_the_living_dead() -> None:
+    found = predict(4096, 8, COSTS)
+    assert found.processor > 1
+    assert found.wrongly_down
+    assert found.links_missing == found.peers - 2048
+
+
+def test_the_model_says_the_same_each_time_and_in_little_time() -> None:
+    began = time.process_time()
+    assert predict(300, 8, COSTS) == predict(300, 8, COSTS)
+    assert time.process_time() - began < 20.0
