@@ -84,7 +84,7 @@ class PeerLink:
         self._channel: Channel | None = None
         self._connected_at = 0.0
         self._trouble = Trouble()  # why there is no connection
-        self._told: set[Trouble] = set()  # what was said of what somebody has to do, since it was up
+        self._told: set[Trouble] = set()  # what the log was told of, since it was up
         self._down = ""  # why it is down
         loop = asyncio.get_running_loop()
         self._connected: asyncio.Future[None] = loop.create_future()
@@ -111,7 +111,8 @@ class PeerLink:
         self.used = time.monotonic()
         self._hurry.set()
         if self.state == "down":
-            raise PeerAway(f"the kvd at {self.endpoint} is down since {time.time() - self.since:.1f} s")
+            since = f"the kvd at {self.endpoint} is down since {time.time() - self.since:.1f} s"
+            raise PeerAway(f"{since}: {self._down}" if self._down else since)
         return await self._ask(message, seconds)
 
     def end(self, reason: str = "") -> None:
@@ -164,9 +165,8 @@ class PeerLink:
     def ended(self, _channel: Channel, cause: ChannelEnd) -> None:
         """Who waits for an answer on it fails now; another connection will be made."""
         self._trouble = troubles.ended(self.endpoint, cause, self.keys, shaken=self._channel is not None)
-        if self._trouble.hint and self._trouble not in self._told and len(self._told) < MOST_TOLD:
-            log.warning("the kvd at %s: %s", self.endpoint, self._trouble)
-            self._told.add(self._trouble)
+        if self._trouble.hint:
+            self._warn(self._trouble)
         self._fail(
             list(self._sent), f"the connection to the kvd at {self.endpoint} was lost: {self._trouble.reason}"
         )
@@ -177,6 +177,12 @@ class PeerLink:
         if not self._lost.done():
             self._lost.set_result(None)
         self._hurry.set()
+
+    def _warn(self, trouble: Trouble) -> None:
+        """Tell the log, once until the peer is up again."""
+        if trouble not in self._told and len(self._told) < MOST_TOLD:
+            log.warning("the kvd at %s: %s", self.endpoint, trouble)
+            self._told.add(trouble)
 
     async def _for_ever(self, work: Callable[[], Awaitable[None]]) -> None:
         """Do what a link does until it ends. An error that nobody thought of ends it for no longer than a pause."""
@@ -258,16 +264,10 @@ class PeerLink:
             message, correlation = decode(received.body, MOST_FOR_DAEMON, FOR_CLIENTS)
         except WireError as error:
             self._events.counters["peers.unreadable"] += 1
-            log.warning(
-                "the kvd at %s sent what cannot be read: %s",
-                self.endpoint,
-                error.message,
-                extra={"code": error.code},
-            )
+            trouble = troubles.unreadable(error)
+            self._warn(trouble)
             if (waits := self._asked.get(error.correlation)) and not waits.done():
-                waits.set_exception(
-                    PeerAway(f"the kvd at {self.endpoint} sent what cannot be read: {error.message}")
-                )
+                waits.set_exception(PeerAway(f"the kvd at {self.endpoint} {trouble.reason}"))
             return
         if isinstance(message, EngineEnded):
             self._listener.peer_engine_gone(

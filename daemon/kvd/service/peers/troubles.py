@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from kvd.errors import joined
 from kvd.service.sockets.channel import ChannelEnd
+from kvd.wire.errors import VersionMismatch, WireError
 from kvd.wire.identity import Endpoint
 from kvd.zmtp.errors import ZmtpError
 
@@ -58,6 +59,13 @@ def not_dialled(endpoint: Endpoint, error: OSError) -> Trouble:
     if error.errno in REACH or isinstance(error, TimeoutError):
         return Trouble(reason, f"does kvd run there, and may this host reach {endpoint}?")
     return Trouble(reason)
+
+
+def unreadable(error: WireError) -> Trouble:
+    """The peer sent what is no message here."""
+    hint = "give both hosts one version of kvd; until then engines compute what they would load"
+    other = isinstance(error, VersionMismatch)
+    return Trouble(f"sent what cannot be read: {error.message}", hint if other else "")
 
 
 def ended(endpoint: Endpoint, cause: ChannelEnd, keys: LinkKeys, *, shaken: bool) -> Trouble:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from kvd.service.config import PeerSettings
@@ -18,7 +19,7 @@ from kvd.service.peers.listener import Listener
 from kvd.service.peers.troubles import LinkKeys
 from kvd.service.sockets.channel import Channel
 from kvd.service.sockets.events import Events
-from kvd.wire.frame import decode, encode
+from kvd.wire.frame import WIRE_VERSION, decode, encode
 from kvd.wire.handshake import Ping, Pong
 from kvd.wire.identity import Endpoint
 from kvd.zmtp.errors import ZmtpError
@@ -202,3 +203,30 @@ def test_a_connection_that_a_quiet_link_loses_may_be_made_anew_before_the_peer_i
         assert time.monotonic() - lost >= 0.05
 
     answered(talk, monkeypatch)
+
+
+def test_a_peer_of_another_version_is_told_of_once_with_both_numbers(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    other = WIRE_VERSION + 1
+
+    async def talk(made: PeerLink, counters: Counter[str], _told: Told) -> None:
+        pong = msgspec.msgpack.encode((other, 7, {"type": "pong"}))
+        for _ in range(50):
+            made.received(cast("Channel", None), Received(pong, 1, len(pong)), None)
+        assert counters["peers.unreadable"] == 50
+        (line,) = [line for line in caplog.messages if line.startswith("the kvd at there:1: ")]
+        assert f"wire version {other}, this side speaks {WIRE_VERSION}" in line
+        assert "give both hosts one version of kvd" in line
+
+    linked(never, talk)
+
+
+def test_who_asks_a_peer_that_is_down_hears_why_it_is() -> None:
+    async def talk(made: PeerLink, _counters: Counter[str], _told: Told) -> None:
+        made.kvd_id = "there"
+        made.end("it speaks another version")
+        with pytest.raises(PeerAway, match=r"down since .* s: it speaks another version"):
+            await made.ask(Ping(kvd_id="here", kvd_generation="g"), 1)
+
+    linked(never, talk)
