@@ -27,6 +27,9 @@ log = logging.getLogger("router")
 
 Body = dict[str, Any]
 
+HANDED_ON = ("Authorization", "X-Request-Id", "traceparent", "tracestate")
+"""Headers of the client's that both servers get; by the last two their spans are of the client's trace."""
+
 
 @dataclass(frozen=True, slots=True)
 class Prefiller:
@@ -199,9 +202,7 @@ async def posted(
     request: web.Request, server: Prefiller | Decoder, body: Body, seconds: float | None = None
 ) -> ClientResponse:
     """A server's response, at the path that the client asked for. Closed before its end, it is aborted there."""
-    headers = {
-        name: request.headers[name] for name in ("Authorization", "X-Request-Id") if name in request.headers
-    }
+    headers = {name: request.headers[name] for name in HANDED_ON if name in request.headers}
     # A server may take as long as it likes to answer, but not to be reached.
     timeout = ClientTimeout(total=seconds, sock_connect=5.0)
     session = request.app[ROUTER].session

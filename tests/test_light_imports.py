@@ -8,14 +8,14 @@ SCRIPT = """
 import importlib, json, pkgutil, sys
 import kvctl, kvd
 # The connector and the reference's logits processor are classes of vLLM's, the kernel of direct reads is Triton's; each
-# is imported only where that is used. The full screen is textual's, etcd is asked by aiohttp.
-HEAVY = ("kvd.service.membership.etcd",)
+# is imported only where that is used. The full screen is textual's, aiohttp asks etcd, OpenTelemetry brings spans.
+HEAVY = ("kvd.service.membership.etcd", "kvd.service.tracing.exporter")
 HEAVY += ("kvd.vllm", "kvctl.demo.reference", "kvctl.__main__", "kvctl.top.app", "kvd.backends.direct.cuda.kernel")
 for package in (kvctl, kvd):
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         if not module.name.startswith(HEAVY):
             importlib.import_module(module.name)
-OTHERS = {"torch", "vllm", "transformers", "nixl", "mooncake", "triton", "textual", "aiohttp"}
+OTHERS = {"torch", "vllm", "transformers", "nixl", "mooncake", "triton", "textual", "aiohttp", "opentelemetry"}
 print(json.dumps(sorted(OTHERS & set(sys.modules))))
 """
 

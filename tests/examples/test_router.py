@@ -62,6 +62,22 @@ async def test_pull_asks_the_prefiller_for_one_token_and_hands_its_params_on_unc
     assert p.paths == d.paths == [path]
 
 
+@MODES
+async def test_both_servers_get_the_headers_of_the_clients_trace(mode: str) -> None:
+    trace = {"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "tracestate": "a=b"}
+    async with (
+        fake(prefills) as p,
+        fake(decodes) as d,
+        routed(mode, [p.url], [d.url]) as (client, url),
+        client.post(url + COMPLETIONS, json=ASKED, headers={**trace, "X-Own": "stays"}) as response,
+    ):
+        assert response.status == 200
+    for server in (p, d):
+        (headers,) = server.headers
+        assert trace.items() <= headers.items()
+        assert "X-Own" not in headers
+
+
 async def test_push_asks_both_at_once_under_one_transfer_id() -> None:
     async def once_both_are_asked(*arguments: Any) -> Any:
         await asyncio.gather(p.arrived.wait(), d.arrived.wait())

@@ -19,12 +19,13 @@ Deed = Callable[["Fake", web.Request, Body], Awaitable[web.StreamResponse]]
 
 @dataclass(eq=False)
 class Fake:
-    """A server. ``asked`` are the bodies it got; events tell of the newest request."""
+    """A server. ``asked`` are the bodies it got, ``headers`` what came with them; events tell of the newest request."""
 
     deed: Deed
     url: str = ""
     asked: list[Body] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
     aborted: asyncio.Event = field(default_factory=asyncio.Event)
     go_on: asyncio.Event = field(default_factory=asyncio.Event)
@@ -39,6 +40,7 @@ class Fake:
         body = await request.json()
         self.asked.append(body)
         self.paths.append(request.path)
+        self.headers.append(dict(request.headers))
         self.arrived.set()
         try:
             return await self.deed(self, request, body)

@@ -114,6 +114,18 @@ class MetricsSettings(_Section, frozen=True):
     listen: str = ""
 
 
+class TracingSettings(_Section, frozen=True):
+    """Spans of transfers, to an OpenTelemetry collector by OTLP over HTTP. ``endpoint`` empty: none.
+
+    ``sample`` is the part of the traces, of those that their callers sample. So many transfers may wait in ``queue``.
+    """
+
+    endpoint: str = ""
+    sample: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1.0
+    queue: Count = 2048
+    timeout_seconds: Seconds = 10.0
+
+
 class DnsSettings(_Section, frozen=True):
     """The name, as ``host:port``, whose addresses are all kvds, and how often it is looked up."""
 
@@ -158,6 +170,7 @@ class Config(_Section, frozen=True):
     orders: OrderSettings = OrderSettings()
     access: AccessSettings = AccessSettings()
     metrics: MetricsSettings = MetricsSettings()
+    tracing: TracingSettings = TracingSettings()
 
     @property
     def directory(self) -> Path:

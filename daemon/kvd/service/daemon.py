@@ -33,6 +33,7 @@ from kvd.service.slices import Slices
 from kvd.service.sockets.events import Events
 from kvd.service.sockets.router import Router
 from kvd.service.sockets.sockets import Sockets
+from kvd.service.tracing.tracing import Tracing
 
 
 @dataclass(slots=True)
@@ -72,6 +73,7 @@ class Daemon:
     slices: Slices = field(default_factory=Slices)
     listed_for_peers: Listed = field(default_factory=Listed)
     parts_given: PartsGiven | None = None
+    tracing: Tracing | None = None
     draining: bool = False
     prepared: bool = False
     engine_changes: int = 1

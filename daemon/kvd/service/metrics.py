@@ -45,7 +45,7 @@ MetricsPage = tuple[int, str]
 Now = Callable[[], Awaitable[Told]]
 Visits = dict[Hashable, dict[asyncio.WriteTransport, None]]
 """Connections that are open, by address, the oldest first."""
-_LABELS = {"checksums": "result", "misses": "code"}
+_LABELS = {"checksums": "result", "misses": "code", "traced": "result"}
 """Counters of which the part behind the dot is a label, by the part before it."""
 _REASONS = {
     200: "OK",

@@ -58,6 +58,9 @@ from kvd.service.sockets.dialling import Dialler
 from kvd.service.sockets.events import Events
 from kvd.service.sockets.router import Router
 from kvd.service.sockets.sockets import Sockets
+from kvd.service.tracing import settings as tracing
+from kvd.service.tracing.begin import begin as begin_tracing
+from kvd.service.tracing.tracing import Tracing
 from kvd.wire.handshake import Ping
 from kvd.wire.identity import Endpoint
 from kvd.wire.names import EVENTS_NAME, SOCKET_NAME
@@ -171,6 +174,7 @@ def checked(config: Config) -> Keys | None:
     """The keys that the settings name. Raises `ConfigError` for settings with which kvd does not start."""
     keys = trust.load(config.peer.curve)
     sources.check(config)
+    tracing.check(config.tracing)
     if config.peer.listen:
         listen = endpoint(config.peer.listen, "peer.listen")
         trust.refuse_open_bind(listen[0], keys)
@@ -202,6 +206,10 @@ async def _running(
         stack.push_async_callback(daemon.readers.close)
         stack.push_async_callback(daemon.homes.close)
         stack.push_async_callback(daemon.parts.close)
+        if config.tracing.endpoint:
+            daemon.tracing = Tracing(config.tracing, daemon.counters)
+            daemon.leases.on_closed = daemon.tracing.lease_ended
+            stack.callback(begin_tracing(daemon.tracing, myself.kvd_id, myself.host))
         if config.metrics.listen:
             server = await _metrics(config, daemon)
             stack.callback(server.close)

@@ -14,8 +14,9 @@ from msgspec import Meta
 
 from kvd.geometry.rank import Rank
 from kvd.wire.identity import Endpoint
-from kvd.wire.limits import MOST_BLOCKS, MOST_GROUPS, MOST_LAYERS, Blob, Count, Id, Seconds, Text
+from kvd.wire.limits import MOST_BLOCKS, MOST_GROUPS, MOST_LAYERS, Blob, Count, Id, Seconds, Spans, Text
 from kvd.wire.reply import Request
+from kvd.wire.trace_context import TraceParent
 from kvd.wire.transfer import BlockRuns
 
 MOST_THERE = 4096
@@ -104,13 +105,27 @@ class LayersThere(msgspec.Struct, frozen=True, kw_only=True):
     blocks: BlockRun | None = None
 
 
+class SentPart(msgspec.Struct, frozen=True, kw_only=True):
+    """A prefilling worker's part of a push, for the spans of its own kvd: no other one is sent it.
+
+    ``started`` is Unix time, when the announcement came; ``moments`` are ``first`` and ``last`` (of what was sent) and
+    ``ended``, in seconds after it.
+    """
+
+    traceparent: TraceParent
+    request_id: Id
+    started: Seconds
+    moments: Spans = {}
+
+
 class PushProgress(Request, tag="push_progress", frozen=True, kw_only=True):
     """A prefilling worker to one decoding worker: layers are there, or it failed, or nothing is under way any more.
 
     ``failed`` is the cause, ``code`` that of `kvd.wire.miss`. Without ``quiesced`` beside it something may still land,
     and no other word follows: the decoder has to close its window. ``blocks`` are the request's on the sender's side,
     for the ledger, once all that it supplies is there; left out where they lie in more than `MAX_RUNS` runs. ``sums``:
-    it has checksums of them (`kvd.wire.checksum`). Answered by `Ok`; one that nobody waits for is no error.
+    it has checksums of them (`kvd.wire.checksum`). ``sent`` comes with its last word where the request belongs to a
+    trace. Answered by `Ok`; one that nobody waits for is no error.
     """
 
     key: PushKey
@@ -121,6 +136,7 @@ class PushProgress(Request, tag="push_progress", frozen=True, kw_only=True):
     quiesced: bool = msgspec.field(default=False, name="quiet")
     blocks: Annotated[tuple[BlockRuns, ...], Meta(max_length=MOST_GROUPS)] = ()
     sums: bool = False
+    sent: SentPart | None = None
 
 
 class PushDone(Request, tag="push_done", frozen=True, kw_only=True):

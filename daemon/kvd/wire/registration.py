@@ -15,6 +15,7 @@ from kvd.wire.identity import Endpoint, EngineFacts, HostName, LeaseKey, ReaderI
 from kvd.wire.limits import MOST_LEASES_HELD, Count, Id, Incarnation, Port, Seconds, Secret, Whole
 from kvd.wire.locality import Locality
 from kvd.wire.reply import Reply, Request
+from kvd.wire.trace_context import TraceParent
 
 
 class RegisterWorker(Request, tag="register_worker", frozen=True):
@@ -41,12 +42,14 @@ class OpenLease(msgspec.Struct, frozen=True):
 
     ``seconds`` remain at the time of sending. ``opening`` numbers what its owner ever opened, so that a message that
     comes after the lease's end is told from another lease of that request id; 0: its owner numbers nothing.
+    ``traceparent`` is of the request that was prefilled.
     """
 
     request_id: Id
     seconds: Seconds
     blocks: Count = 0
     opening: Count = 0
+    traceparent: TraceParent = ""
 
 
 class OpenReader(msgspec.Struct, frozen=True):

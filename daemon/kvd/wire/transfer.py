@@ -24,6 +24,7 @@ from kvd.wire.limits import (
     Whole,
 )
 from kvd.wire.reply import Reply, Request
+from kvd.wire.trace_context import TraceParent
 
 TransferState = Literal["done", "miss"]
 Order = Literal["newest", "slowest", "largest"]
@@ -104,7 +105,7 @@ class TransferRecord(msgspec.Struct, frozen=True, kw_only=True):
     why a miss is one, ``code`` in one of `kvd.wire.miss`. The blocks are those of this worker and of the engine that it
     has the KV from; ``remote_blocks`` is empty where it never learned them (pushes that missed). ``local_generation``
     is filled in by kvd where a worker left it empty, and ``uid``, the user of the process that reported it (-1: not
-    known), always.
+    known), always. ``traceparent`` is of the request whose KV it is.
     """
 
     transfer_id: Id
@@ -135,6 +136,7 @@ class TransferRecord(msgspec.Struct, frozen=True, kw_only=True):
     moments: Spans = {}
     checksum: ChecksumResult = ChecksumResult()
     uid: Whole = -1
+    traceparent: TraceParent = ""
 
 
 def bounded(record: TransferRecord) -> TransferRecord:

@@ -75,7 +75,8 @@ class LoadOrder:
     ``digest`` is of the prompt, under the prefiller's key. With a ``fault`` it is to miss. ``again`` counts the claims
     of this request before. ``unanswered``: its claim is under way still, so nothing of it is reported before the
     `ClaimAnswer`, or kvd's word for its ``reader``; it was sent ``asked_before`` seconds ago. ``checked``: it is read
-    from a prefix cache, whose holder is asked afterwards what became of that ``reader``'s blocks.
+    from a prefix cache, whose holder is asked afterwards what became of that ``reader``'s blocks. ``traceparent`` is of
+    its request (`kvd.wire.trace_context`).
     """
 
     request_id: str
@@ -95,6 +96,7 @@ class LoadOrder:
     reader: str = ""
     asked_before: float = 0.0
     checked: bool = False
+    traceparent: str = ""
 
     @property
     def block_ids(self) -> set[int]:
@@ -121,7 +123,7 @@ class PushStep:
     ``groups`` are its blocks by group index, from the block table: what a pulled prefill would offer; none where it is
     not scheduled. ``reached`` of its ``total`` tokens hold KV after the step, ``held`` before it. ``again``: it was
     preempted, so what is under way reads blocks that are no longer its own. ``sums``: its KV is added up. ``digest`` is
-    of those ``total`` tokens.
+    of those ``total`` tokens, ``traceparent`` of the request (`kvd.wire.trace_context`).
     """
 
     transfer_id: str
@@ -133,6 +135,7 @@ class PushStep:
     held: int = 0
     sums: bool = False
     digest: str = ""
+    traceparent: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,7 @@ def record(load: Load, *, engine_id: str, backend: str, geometry: WorkerGeometry
             answered=load.claim.answered,
         ),
         checksum=load.checksum,
+        traceparent=order.traceparent,
     )
 
 

@@ -35,6 +35,7 @@ class Request:
     max_tokens: int = 16
     _all_token_ids: list[int] = field(default_factory=lambda: list(range(10)))
     sampling_params: Any = None
+    trace_headers: Any = None
 
 
 PEER = PeerReady(
@@ -72,8 +73,8 @@ class Engine:
         if known:
             self.script.push(PEER)
 
-    def arrive(self, params: dict[str, Any] | None, request_id: str = "r") -> Request:
-        request = Request(request_id, params)
+    def arrive(self, params: dict[str, Any] | None, request_id: str = "r", headers: Any = None) -> Request:
+        request = Request(request_id, params, trace_headers=headers)
         self.half.new_request(request)
         return request
 

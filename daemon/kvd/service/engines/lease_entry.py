@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 
 import msgspec
 
+from kvd.service.engines.ended_leases import EndedLease
 from kvd.service.engines.local_engine import Client
-from kvd.wire.lease import LeaseClaimed
+from kvd.wire.lease import LeaseClaimed, LeaseEnd
 from kvd.wire.registration import OpenLease
 
 MAX_READERS = 4096
@@ -29,6 +31,7 @@ class LeaseEntry:
     are those that released it: what they sent before may arrive after. ``held`` counts both by their claimants.
     ``dropped``: its owner no longer lists it, so it is open for nobody, and is taken out soon. ``closed``:
     why no further reader is let in. ``ending``: an operator ended it, so that its readers get no further time either.
+    ``traceparent`` as in `OpenLease`; it was ``claimed`` first at that time.monotonic(), 0 before that.
     """
 
     owner: Client
@@ -44,6 +47,12 @@ class LeaseEntry:
     dropped: bool = False
     closed: str = ""
     ending: bool = False
+    traceparent: str = ""
+    claimed: float = 0.0
+
+    def ended(self, end: LeaseEnd) -> EndedLease:
+        """What is remembered of it, which has ended just now."""
+        return EndedLease(self.owner.incarnation, self.opening, self.owner.uid, end, time.monotonic())
 
     def promised(self) -> float:
         """Until when somebody may read at most; 0 where it has no reader."""

@@ -17,7 +17,7 @@ import msgspec
 from kvd.service.config import LeaseSettings
 from kvd.service.deadlines import Deadlines
 from kvd.service.engines.claimant import Claimant
-from kvd.service.engines.ended_leases import EndedLease, EndedLeases, LeaseName
+from kvd.service.engines.ended_leases import EndedLeases, LeaseName
 from kvd.service.engines.lease_entry import INHERITED, LeaseEntry, PresentedLease, claim_of_nothing
 from kvd.service.engines.lease_room import LeaseRoom
 from kvd.service.engines.local_engine import Client
@@ -68,6 +68,7 @@ class LeaseTable:
         self._expiry: Deadlines[LeaseName] = Deadlines(self._expired)
         self.on_opened: Callable[[LeaseEntry], None] = lambda _lease: None
         self.on_ended: Callable[[LeaseName], None] = lambda _name: None
+        self.on_closed: Callable[[LeaseEntry, str], None] = lambda _lease, _end: None
 
     def open(self, owner: Client, leases: OpenLeases) -> None:
         """The owner opened leases, or says again how long they last. Raises `RequestRefused` for more than may be.
@@ -192,11 +193,11 @@ class LeaseTable:
             self._events.counters["leases.renewals"] += 1
         else:
             self._let_in(lease, reader)
+            lease.claimed = lease.claimed or received
             self._events.counters["leases.claims"] += 1
         # Before anything is waited for: another reader may go meanwhile.
         lease.readers[reader] = until = lease.until(stranger=claimant.stranger)
-        reason = ""
-        wanted = self._wanted(lease, claim, claimant, received)
+        reason, wanted = "", self._wanted(lease, claim, claimant, received)
         if wanted > until - received - self.settings.margin_seconds:
             if lease.ending:
                 reason = f"{lease.closed}: this is what is left"
@@ -307,7 +308,7 @@ class LeaseTable:
         self._room.take(owner.uid, name[1])
         self._ended.discard(name)
         opened = self.table[name] = LeaseEntry(
-            owner, name[1], lease.blocks, now, expires, expires, lease.opening
+            owner, name[1], lease.blocks, now, expires, expires, lease.opening, traceparent=lease.traceparent
         )
         self._expiry.set(name, expires)
         self._of_engine.setdefault(name[0], set()).add(name[1])
@@ -382,15 +383,14 @@ class LeaseTable:
         lease = self.table.pop(name)
         self._expiry.discard(name)
         self.on_ended(name)
+        self.on_closed(lease, end or "owner_gone")
         self._room.give_back(lease.owner.uid, name[1])
         self._not_of(*name)
         self.readers -= sum(reader != INHERITED for reader in lease.readers)
         for claimant, count in lease.held.items():
             self._held.add(claimant, -count)
         if end is not None:
-            owner = lease.owner
-            ended = EndedLease(owner.incarnation, lease.opening, owner.uid, end, time.monotonic())
-            self._ended.add(name, ended)
+            self._ended.add(name, lease.ended(end))
         return lease
 
     def _not_of(self, engine_id: str, request_id: str) -> None:

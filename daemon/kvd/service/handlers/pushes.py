@@ -52,9 +52,11 @@ LONGEST_CAUSE = 500
 
 async def from_worker(daemon: Daemon, caller: Caller, message: PushMessage) -> Ok:
     """A local worker's message, for workers of this kvd or of another. Raises `RequestRefused`."""
-    key = message.key
+    key, sent = message.key, None
     if isinstance(message, PushProgress):
         sender, rank, receiver, endpoint = key.prefiller, message.source, key.decoder, key.decoder_endpoint
+        if (sent := message.sent) is not None:
+            message = msgspec.structs.replace(message, sent=None)
     else:
         sender, rank, receiver, endpoint = key.decoder, key.rank, key.prefiller, key.prefiller_endpoint
         here = msgspec.structs.replace(key, decoder_endpoint=daemon.myself.endpoint)
@@ -66,6 +68,8 @@ async def from_worker(daemon: Daemon, caller: Caller, message: PushMessage) -> O
                 await _ask_workers(daemon, _receivers(daemon, message), message)
             else:
                 await _pass_on(daemon, message, endpoint)
+    if daemon.tracing is not None and sent is not None and isinstance(message, PushProgress):
+        daemon.tracing.push_ended(message, sent)
     return Ok()
 
 

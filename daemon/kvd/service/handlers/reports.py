@@ -57,6 +57,8 @@ def _ledger_client(caller: Caller) -> LedgerClient:
 
 def _count(daemon: Daemon, record: TransferRecord) -> None:
     """A record that is new in the ledger."""
+    if daemon.tracing is not None and record.traceparent:
+        daemon.tracing.load_ended(record)
     if record.checksum.state:
         daemon.counters[f"checksums.{record.checksum.state}"] += 1
     if record.state == "done":

@@ -76,6 +76,7 @@ class Claim:
     answer on the prefiller. ``computed`` of its ``tokens`` are here already, ``kept`` may be claimed after a miss, and
     ``again`` says how often that was done. Its load was ``ordered`` (time.monotonic()), and runs ``beside`` it while no
     worker was told how it was answered. With a ``cause`` it is missed, or ``refused`` while its load was under way.
+    ``traceparent`` is of the request (`kvd.wire.trace_context`).
     """
 
     request_id: str
@@ -100,6 +101,7 @@ class Claim:
     beside: bool = False
     refused: bool = False
     checked: bool = False
+    traceparent: str = ""
 
     @property
     def waiting(self) -> bool:

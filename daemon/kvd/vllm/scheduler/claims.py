@@ -91,11 +91,23 @@ class Claims:
             if x.lease.asked and x.state is not ClaimState.RELEASED
         )
 
-    def begin(self, request_id: str, params: Mapping[str, Any], prompt: Prompt, *, state: bool) -> None:
+    def begin(
+        self,
+        request_id: str,
+        params: Mapping[str, Any],
+        prompt: Prompt,
+        *,
+        state: bool,
+        traceparent: str = "",
+    ) -> None:
         """A request with a remote prefill arrived: ask for the peer, and claim its lease where the prompt is the same.
 
         Both at once where the prefiller's key is known already.
         """
+        self._begin(request_id, params, prompt, state=state)
+        self._claims[request_id].traceparent = traceparent
+
+    def _begin(self, request_id: str, params: Mapping[str, Any], prompt: Prompt, *, state: bool) -> None:
         if len(request_id) > LONGEST_ID:
             cause = f"the request's id has {len(request_id)} characters, kvd takes {LONGEST_ID}"
             self._claims[request_id] = Claim(

@@ -23,6 +23,7 @@ from kvd.vllm.prefixes.sharing import Prefixes
 from kvd.vllm.prompt.digest import new_key
 from kvd.vllm.prompt.parts import prompt_of
 from kvd.vllm.prompt.seal import sealed
+from kvd.vllm.request_trace import traceparent_of
 from kvd.vllm.scheduler.claim import Claim, ClaimState
 from kvd.vllm.scheduler.claims import Claims
 from kvd.vllm.scheduler.completed_prefills import CompletedPrefills
@@ -119,12 +120,9 @@ class SchedulerHalf:
             self._sampling.begin(request, self._pushes.name(request.request_id))
         elif wants_remote_prefill(request.kv_transfer_params):
             self._forced.arrived(request)
-            self._claims.begin(
-                request.request_id,
-                request.kv_transfer_params or {},
-                prompt_of(request),
-                state=has_state(self.groups),
-            )
+            params, parent = request.kv_transfer_params or {}, traceparent_of(request)
+            prompt, state = prompt_of(request), has_state(self.groups)
+            self._claims.begin(request.request_id, params, prompt, state=state, traceparent=parent)
             if self._draining.closed and self.policy != "fail":
                 self._claims.decline(request.request_id, DECLINED)
 
@@ -326,8 +324,8 @@ class SchedulerHalf:
         if not any(len(b.ids) for b in blocks):
             return self._not_offered(request, "NO_BLOCKS", "it has none")
         self._served.count("offered", tokens)
-        seconds, request_id = self.settings.lease_seconds, request.request_id
-        self._leases.open(request_id, seconds, sum(len(b.ids) for b in blocks), time.monotonic())
+        seconds, request_id, parent = self.settings.lease_seconds, request.request_id, traceparent_of(request)
+        self._leases.open(request_id, seconds, sum(len(b.ids) for b in blocks), time.monotonic(), parent)
         self._session.deliver(
             f"lease {request_id}",
             lambda: self._leases.opened_message(self.engine.engine_id, request_id, time.monotonic()),

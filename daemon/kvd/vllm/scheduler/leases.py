@@ -32,16 +32,21 @@ class Delivery(NamedTuple):
 
 @dataclass(slots=True)
 class Lease:
-    """One request's blocks are kept until ``expires`` (time.monotonic() seconds). ``opening`` as in `OpenLease`."""
+    """One request's blocks are kept until ``expires`` (time.monotonic() seconds).
+
+    ``opening`` and ``traceparent`` as in `OpenLease`.
+    """
 
     request_id: str
     expires: float
     blocks: int
     opening: int = 0
+    traceparent: str = ""
 
     def left(self, now: float) -> OpenLease:
         """What remains of it."""
-        return OpenLease(self.request_id, max(0.0, self.expires - now), self.blocks, self.opening)
+        left = max(0.0, self.expires - now)
+        return OpenLease(self.request_id, left, self.blocks, self.opening, self.traceparent)
 
 
 class Leases:
@@ -56,11 +61,11 @@ class Leases:
         self._ended: set[str] = set()
         self._openings = 0
 
-    def open(self, request_id: str, seconds: float, blocks: int, now: float) -> None:
+    def open(self, request_id: str, seconds: float, blocks: int, now: float, traceparent: str = "") -> None:
         """Keep a request's blocks for ``seconds`` from ``now``."""
         with self._lock:
             self._openings += 1
-            self._open[request_id] = Lease(request_id, now + seconds, blocks, self._openings)
+            self._open[request_id] = Lease(request_id, now + seconds, blocks, self._openings, traceparent)
 
     def held(self, now: float) -> tuple[OpenLease, ...]:
         """All open leases with what remains of them, for a kvd that has to learn them again.

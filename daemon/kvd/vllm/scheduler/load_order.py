@@ -60,6 +60,7 @@ def load_order(
         reader=claim.reader if claim.beside or claim.checked else "",
         asked_before=now - claim.lease.asked if claim.beside else 0.0,
         checked=claim.checked,
+        traceparent=claim.traceparent,
     )
 
 

@@ -11,6 +11,7 @@ from kvd.shown import logger
 from kvd.topology.blocks import BlockList, window_start
 from kvd.vllm.memory.groups import GroupFacts, has_state, offered_by_group
 from kvd.vllm.params import short
+from kvd.vllm.request_trace import traceparent_of
 from kvd.vllm.scheduler.draining import NOT_PUSHED
 from kvd.vllm.vllm_types import BlockTable, VllmRequest, VllmStep, table_in
 from kvd.wire.push import PushKept
@@ -37,6 +38,7 @@ class _Push:
     firsts: tuple[int, ...] = ()
     again: bool = False
     digest: str = ""
+    traceparent: str = ""
     cached: int | None = None
 
 
@@ -88,8 +90,9 @@ class Pushes:
             log.warning("request %s is not pushed: %s", request.request_id, cause)
         else:
             total = request.num_prompt_tokens
+            digest, parent = self._digest(request, total), traceparent_of(request)
             self._active[request.request_id] = _Push(
-                str(name), request, total, digest=self._digest(request, total)
+                str(name), request, total, digest=digest, traceparent=parent
             )
 
     def decline(self, request: VllmRequest) -> None:
@@ -182,6 +185,7 @@ class Pushes:
             held=held,
             sums=self._settings.samples(push.transfer_id),
             digest=push.digest,
+            traceparent=push.traceparent,
         )
 
     def _last(self, push: _Push, table: BlockTable) -> Mapping[int, BlockList] | None:

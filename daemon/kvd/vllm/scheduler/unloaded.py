@@ -46,5 +46,6 @@ def record_unloaded(claim: Claim, *, engine_id: str, backend: str) -> TransferRe
             stages={"handshake": waited},
             moments={"reported": waited},
             attempts=0,
+            traceparent=claim.traceparent,
         )
     )

@@ -218,9 +218,8 @@ class Outgoing:
             layers = dict(transfer.there) if transfer.epoch == epoch else {}
             for found in reached:
                 layers[found.layer] = max(found.tokens, layers.get(found.layer, 0))
-            answer = Computed(
-                lists[1], step.total, epoch, kept, cause, layers, after, more, step.sums, step.digest
-            )
+            told = step.sums, step.digest, step.request_id, step.traceparent
+            answer = Computed(lists[1], step.total, epoch, kept, cause, layers, after, more, *told)
             if transfer.epoch == epoch:
                 transfer.there = dict(layers)
                 # Another sender may have looked meanwhile, and so may what was noted since have driven out the oldest.

@@ -40,6 +40,8 @@ def advance(
         return
     wanted = target.announce.tokens
     target.sums = target.sums or computed.sums
+    target.request_id = computed.request_id or target.request_id
+    target.traceparent = computed.traceparent or target.traceparent
     if computed.over:
         target.close(computed.over)
     elif computed.total != wanted:

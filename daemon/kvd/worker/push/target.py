@@ -19,7 +19,7 @@ from kvd.shown import logger
 from kvd.topology.blocks import BlockList
 from kvd.topology.descriptors import Descriptors, concatenate
 from kvd.topology.push import LayerPush, compile_chunk, sendable
-from kvd.wire.push import LayersThere, PushAnnounce, PushKey, PushProgress
+from kvd.wire.push import LayersThere, PushAnnounce, PushKey, PushProgress, SentPart
 from kvd.wire.transfer import MAX_RUNS, BlockRuns
 from kvd.worker.cause import Cause, code_of, text_of
 from kvd.worker.push.milestones import Computed
@@ -81,7 +81,9 @@ class PushTarget:
     closed, or settled, in time.monotonic() seconds; ``cause`` is why it failed. ``withdrawn``: the decoder wants no
     more of it. ``dirty``: bytes may land as long as its window is open. ``source`` are the prefiller's blocks as they
     were posted last, by its groups. ``looked`` is what was computed when nothing of it was left to be posted. ``news``:
-    the decoder is to be told something. ``sums``: its KV is added up. ``opened``: see `blocks`.
+    the decoder is to be told something. ``sums``: its KV is added up. ``opened``: see `blocks`. ``request_id`` and
+    ``traceparent`` are of the prefiller's request. It was announced at ``began``; ``first`` and ``last`` are when
+    something was sent (time.monotonic(), 0 before that). ``traced``: kvd was told of these.
     """
 
     announce: PushAnnounce
@@ -103,6 +105,12 @@ class PushTarget:
     dirty: bool = False
     sums: bool = False
     opened: dict[int, BlockList] = field(default_factory=dict)
+    request_id: str = ""
+    traceparent: str = ""
+    began: float = field(default_factory=time.monotonic)
+    first: float = 0.0
+    last: float = 0.0
+    traced: bool = False
 
     @property
     def blocks(self) -> dict[int, BlockList]:
@@ -256,6 +264,7 @@ def next_post(
 def written(target: PushTarget, layers: Mapping[str, int]) -> None:
     """These layers are written up to these tokens; the decoder is told of those that are whole."""
     target.sent.update(layers)
+    _note_sent(target)
     for name, end in layers.items():
         if end == target.announce.tokens:
             target.unacknowledged[name] = end
@@ -269,6 +278,7 @@ def readable(target: PushTarget, computed: Computed, ends: Mapping[str, int]) ->
     target.unacknowledged.update(ends)
     target.source = computed.blocks
     target.news = True
+    _note_sent(target)
 
 
 def progress(target: PushTarget, source: Rank) -> PushProgress:
@@ -296,6 +306,28 @@ def progress(target: PushTarget, source: Rank) -> PushProgress:
         quiesced=over and not target.dirty and (target.withdrawn or bool(target.cause)),
         blocks=_source_runs(target),
         sums=target.sums and target.complete,
+        sent=_sent_part(target),
+    )
+
+
+def _note_sent(target: PushTarget) -> None:
+    target.last = time.monotonic()
+    target.first = target.first or target.last
+
+
+def _sent_part(target: PushTarget) -> SentPart | None:
+    """What the spans of this worker's kvd are made of; once, with the last that there is to tell."""
+    over = target.complete or target.phase >= TargetPhase.SETTLED
+    if not target.traceparent or target.traced or not over:
+        return None
+    target.traced = True
+    now = time.monotonic()
+    times = {"first": target.first, "last": target.last, "ended": now}
+    return SentPart(
+        traceparent=target.traceparent,
+        request_id=target.request_id,
+        started=time.time() - (now - target.began),
+        moments={name: at - target.began for name, at in times.items() if at},
     )
 
 

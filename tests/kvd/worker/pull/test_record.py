@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 import pytest
@@ -143,3 +144,11 @@ def test_a_fault_of_our_own_is_internal_and_says_what_it_was(
     (record,) = eventually(rig.records)
     assert (record.state, record.code) == ("miss", "INTERNAL")
     assert "ZeroDivisionError: oh" in record.cause
+
+
+def test_a_record_names_the_trace_of_its_request(rig: Rig) -> None:
+    parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    rig.start(dataclasses.replace(order(prefill(((5, 6),)), (2, 9)), traceparent=parent))
+    rig.results()
+    (record,) = eventually(rig.records)
+    assert record.traceparent == parent

@@ -1,0 +1,1 @@
+"""Spans of transfers, for an OpenTelemetry collector."""

@@ -1,0 +1,43 @@
+"""The trace that a client's request belongs to: W3C's header ``traceparent``, as it is taken and as it travels on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, TypeAlias
+
+from msgspec import Meta
+
+HEADER = "traceparent"
+LONGEST_TRACEPARENT = 55
+"""Characters of it in the one form that is handed on."""
+LONGEST_HEADER = 512
+"""Characters of it as a client may send it: what a later version of W3C's adds is cut off."""
+_GIVEN = re.compile(
+    r"(?P<version>[0-9a-f]{2})-(?P<trace>[0-9a-f]{32})-(?P<span>[0-9a-f]{16})-(?P<flags>[0-9a-f]{2})(?P<more>-.*)?"
+)
+
+TraceParent: TypeAlias = Annotated[
+    str,
+    Meta(
+        max_length=LONGEST_TRACEPARENT,
+        pattern=r"\A(00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-01)?\Z",
+    ),
+]
+"""Whose child the spans of a transfer are; empty where they belong to no trace that its caller samples."""
+
+
+def sampled_parent(headers: object) -> str:
+    """The `TraceParent` of a request with these headers.
+
+    Empty for headers without one, for what is none by W3C's rules, and for a trace that its caller does not sample.
+    """
+    given = headers.get(HEADER) if isinstance(headers, Mapping) else None
+    if not isinstance(given, str) or len(given) > LONGEST_HEADER:
+        return ""
+    found = _GIVEN.fullmatch(given.strip(" \t"))
+    if found is None or found["version"] == "ff" or (found["version"] == "00" and found["more"]):
+        return ""
+    if not found["trace"].strip("0") or not found["span"].strip("0") or not int(found["flags"], 16) & 1:
+        return ""
+    return f"00-{found['trace']}-{found['span']}-01"
