@@ -126,5 +126,5 @@ def _answers(asked: Asked) -> list[tuple[str, ...]]:
 
 
 def _lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    first, *lines = (f"| {' | '.join(line)} |\n" for line in (head, *rows))
+    return "".join([first, "|---" * len(head) + "|\n", *lines])
