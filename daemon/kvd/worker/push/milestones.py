@@ -29,8 +29,8 @@ class Computed:
     the same id; none comes twice. What was read from its blocks counts only while that is the same. ``kept``: it is
     complete and its blocks stay. ``over`` is the cause where nothing of it can be sent any more. ``coming``: up to
     which token what was noted next goes, of that which the device has yet to do; 0 where it has done all. ``more``: the
-    last step of its prompt has not run yet. ``sums``: its KV is added up. ``digest`` is of the prompt, ``traceparent`` of
-    the request; both are empty before it is known.
+    last step of its prompt has not run yet. ``sums``: its KV is added up. ``digest`` is of the prompt, ``traceparent``
+    of the request; both are empty before it is known.
     """
 
     blocks: dict[int, BlockList] = field(default_factory=dict)
