@@ -70,7 +70,7 @@ async def discover(
 
     The other kvd says when its engines change, and is not asked before. Local engines that come up wake this too.
     """
-    seen = _Seen(endpoint)
+    seen = _SeenEngines(endpoint)
     if looking.preferred:
         handshakes.trusted.add(endpoint)
     told = False
@@ -95,7 +95,7 @@ async def discover(
 
 
 @dataclass(slots=True)
-class _Seen:
+class _SeenEngines:
     """The engines of another kvd as they were seen last, and the pairs that were refused, with when."""
 
     endpoint: Endpoint

@@ -18,7 +18,7 @@ from kvd.service.peers.compatibility import CompatibilityCache, next_step, unlik
 from kvd.service.peers.fetching import Flights
 from kvd.service.peers.greetings import Greetings
 from kvd.service.peers.links import PeerLinks
-from kvd.service.peers.looks import Looks
+from kvd.service.peers.looks import WokenLooks
 from kvd.service.peers.one_card import displaced
 from kvd.service.peers.peer_engine import PeerEngine, PeerEngineKey, complementary
 from kvd.service.peers.peer_store import ENDED_SECONDS, PeerStore
@@ -77,7 +77,7 @@ class Handshakes:
         self._handing_out = asyncio.Lock()
         self._greetings = Greetings(self.introduce, events.counters)
         self._telling: set[asyncio.Task[None]] = set()
-        self.looks = Looks()
+        self.looks = WokenLooks()
 
     def known(self, ask: GetPeer, asker: bytes = b"") -> PeerReady | None:
         """What `get` would give where the engine was given that peer before; None where that takes any work."""

@@ -14,7 +14,7 @@ AT_A_TIME = 16
 """Looks that are woken in one turn of the loop; each goes through the engines of one kvd."""
 
 
-class Looks:
+class WokenLooks:
     """One event for each other kvd that is looked at."""
 
     def __init__(self) -> None:
