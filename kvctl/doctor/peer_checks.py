@@ -147,8 +147,8 @@ def _of_theirs(settings: Settings, mine: KvdStatus, asked: PeerAnswer, *, probe:
             f"there, name {here} in access.hosts of kvd.yaml; or type kvctl doctor --peer {here} there",
         )  # fmt: skip
         # Of those that engines here have met, this host's kvd has the cards.
-        met = [row for row in engines if not row.local and endpoint_name(row.endpoint) == asked.place]
-        there = [msgspec.structs.replace(row, local=True) for row in met]
+        known = [row for row in engines if not row.local and endpoint_name(row.endpoint) == asked.place]
+        there = [msgspec.structs.replace(row, local=True) for row in known]
         yield from transport_checks(engines, there, asked.place, reads)
         return
     row = _row(theirs, here, mine.kvd_id)

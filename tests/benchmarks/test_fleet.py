@@ -57,7 +57,7 @@ def test_a_small_fleet_of_real_kvds_is_linked_warm_and_knows_of_its_dead(tmp_pat
     report = run(tmp_path, "--hosts", "4@4,11@6", "--window", "1", "--model", "11,4096:64")
     for real in report.real:
         assert real.introductions == 2 * (real.hosts // 2) * (real.hosts - real.hosts // 2)
-        assert real.messages > real.hosts - 1  # each is pinged by all others, and looked at
+        assert real.messages > 0  # pings, and looks where engines changed
         died = real.death
         assert died.pairs == died.survivors * (died.killed + died.stopped)
         assert (died.unknown, died.wrongly_down) == (0, 0)

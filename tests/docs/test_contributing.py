@@ -118,6 +118,7 @@ NAMES_A_BACKEND = {
     "daemon/kvd/worker/stock.py": "vLLM's settings for Mooncake",
     "daemon/kvd/vllm/stock.py": "vLLM's kv_buffer_device is a staged engine here",
     "kvctl/doctor/host_checks.py": "what UCX, NIXL's engine, finds on a host",
+    "kvctl/doctor/peer_reads.py": "what UCX, NIXL's engine, says of its transport",
     "kvctl/doctor/peer_transports.py": "reads what each backend tells of how it moves bytes",
     "kvctl/doctor/evidence.py": "packages, and nixl is one",
     "kvctl/engines/stock.py": "vLLM's stock connectors, which are called as the engines are",

@@ -67,6 +67,10 @@ Blob: TypeAlias = Annotated[bytes, Meta(max_length=2 << 20)]
 Secret: TypeAlias = Annotated[bytes, Meta(max_length=256)]
 Fact: TypeAlias = Text | Whole | Number | bool | None
 Facts: TypeAlias = Annotated[dict[Id, Fact], Meta(max_length=MOST_FACTS)]
+TraceParent: TypeAlias = Annotated[
+    str, Meta(max_length=55, pattern=r"\A(00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-01)?\Z")
+]
+"""Whose child the spans of a transfer are, as W3C writes it; empty where its caller samples no trace of it."""
 Spans: TypeAlias = Annotated[dict[Id, Seconds], Meta(max_length=MOST_FACTS)]
 """Durations or moments by name."""
 

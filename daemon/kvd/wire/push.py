@@ -14,9 +14,19 @@ from msgspec import Meta
 
 from kvd.geometry.rank import Rank
 from kvd.wire.identity import Endpoint
-from kvd.wire.limits import MOST_BLOCKS, MOST_GROUPS, MOST_LAYERS, Blob, Count, Id, Seconds, Spans, Text
+from kvd.wire.limits import (
+    MOST_BLOCKS,
+    MOST_GROUPS,
+    MOST_LAYERS,
+    Blob,
+    Count,
+    Id,
+    Seconds,
+    Spans,
+    Text,
+    TraceParent,
+)
 from kvd.wire.reply import Request
-from kvd.wire.trace_context import TraceParent
 from kvd.wire.transfer import BlockRuns
 
 MOST_THERE = 4096

@@ -12,10 +12,19 @@ import msgspec
 from msgspec import Meta
 
 from kvd.wire.identity import Endpoint, EngineFacts, HostName, LeaseKey, ReaderId, Secretive, WorkerCard
-from kvd.wire.limits import MOST_LEASES_HELD, Count, Id, Incarnation, Port, Seconds, Secret, Whole
+from kvd.wire.limits import (
+    MOST_LEASES_HELD,
+    Count,
+    Id,
+    Incarnation,
+    Port,
+    Seconds,
+    Secret,
+    TraceParent,
+    Whole,
+)
 from kvd.wire.locality import Locality
 from kvd.wire.reply import Reply, Request
-from kvd.wire.trace_context import TraceParent
 
 
 class RegisterWorker(Request, tag="register_worker", frozen=True):

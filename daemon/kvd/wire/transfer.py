@@ -21,10 +21,10 @@ from kvd.wire.limits import (
     Seconds,
     Spans,
     Text,
+    TraceParent,
     Whole,
 )
 from kvd.wire.reply import Reply, Request
-from kvd.wire.trace_context import TraceParent
 
 TransferState = Literal["done", "miss"]
 Order = Literal["newest", "slowest", "largest"]

@@ -76,7 +76,7 @@ class LoadOrder:
     of this request before. ``unanswered``: its claim is under way still, so nothing of it is reported before the
     `ClaimAnswer`, or kvd's word for its ``reader``; it was sent ``asked_before`` seconds ago. ``checked``: it is read
     from a prefix cache, whose holder is asked afterwards what became of that ``reader``'s blocks. ``traceparent`` is of
-    its request (`kvd.wire.trace_context`).
+    its request (`kvd.wire.limits.TraceParent`).
     """
 
     request_id: str
@@ -123,7 +123,7 @@ class PushStep:
     ``groups`` are its blocks by group index, from the block table: what a pulled prefill would offer; none where it is
     not scheduled. ``reached`` of its ``total`` tokens hold KV after the step, ``held`` before it. ``again``: it was
     preempted, so what is under way reads blocks that are no longer its own. ``sums``: its KV is added up. ``digest`` is
-    of those ``total`` tokens, ``traceparent`` of the request (`kvd.wire.trace_context`).
+    of those ``total`` tokens, ``traceparent`` of the request (`kvd.wire.limits.TraceParent`).
     """
 
     transfer_id: str

@@ -22,7 +22,6 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from kvd.service.tracing.spans import NAME, TransferSpan
 from kvd.service.tracing.tracing import Tracing
-from kvd.wire.trace_context import HEADER
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +105,7 @@ class SpanThread:
     def _make(self, one: TransferSpan) -> None:
         span = self._tracer.start_span(
             NAME,
-            context=_PROPAGATOR.extract({HEADER: one.parent}),
+            context=_PROPAGATOR.extract({"traceparent": one.parent}),
             kind=_KINDS[one.side],
             attributes={"kv_transfer.side": one.side, **one.attributes},
             start_time=_nanoseconds(one.begin),

@@ -76,7 +76,7 @@ class Claim:
     answer on the prefiller. ``computed`` of its ``tokens`` are here already, ``kept`` may be claimed after a miss, and
     ``again`` says how often that was done. Its load was ``ordered`` (time.monotonic()), and runs ``beside`` it while no
     worker was told how it was answered. With a ``cause`` it is missed, or ``refused`` while its load was under way.
-    ``traceparent`` is of the request (`kvd.wire.trace_context`).
+    ``traceparent`` is of the request (`kvd.vllm.request_trace`).
     """
 
     request_id: str

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from opentelemetry.trace import get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from kvd.wire.trace_context import LONGEST_HEADER, TraceParent, sampled_parent
+from kvd.vllm.request_trace import LONGEST_HEADER, sampled_parent
+from kvd.wire.limits import TraceParent
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 GOOD = f"00-{TRACE}-{SPAN}-01"
