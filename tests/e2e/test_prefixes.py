@@ -83,7 +83,7 @@ def test_the_next_turn_finds_at_the_prefiller_what_the_decoder_answered(llama: S
 def test_states_come_with_the_attention_where_vllm_kept_one(gdn: Sharing) -> None:
     """VLLM keeps a state where two prompts part: the second prompt of a kind leaves one there, the third finds it."""
     common = prompt_of(2 * HYBRID_BLOCK + 40)
-    first = gdn.engines["a"].submit([*common, *prompt_of(HYBRID_BLOCK - 100, seed=1)], ANSWER).result(120)
+    first = gdn.engines["a"].submit([*common, *prompt_of(HYBRID_BLOCK - 30, seed=1)], ANSWER).result(120)
     second = gdn.engines["a"].submit([*common, *prompt_of(50, seed=2)], ANSWER).result(120)
     third = gdn.engines["c"].submit([*common, *prompt_of(50, seed=2)], ANSWER).result(120)
     assert [one.num_cached_tokens for one in (first, second, third)] == [0, 0, 2 * HYBRID_BLOCK]
