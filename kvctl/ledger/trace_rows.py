@@ -91,6 +91,7 @@ def _rows(trace: RecordedTrace, transfers: Iterator[TransferLine]) -> Iterator[L
             uid=-1,
             cause="",
             checksum=ChecksumResult(),
+            traceparent="",
         )
         yield LedgerRow(number, record, record.started)
 

@@ -113,7 +113,7 @@ def test_with_keys_it_listens_to_the_network_and_says_when_it_may_not_read_them(
     machine.systemctl("stop", "kvd")
     user = machine.run("id", "--user", "kvd").stdout.strip()
     errors = machine.run("journalctl", "--unit", "kvd", "--priority", "err", "--output", "cat").stdout
-    assert "kvd: cannot read the keys in /etc/kvd/peer.keys: Permission denied\n" in errors
+    assert "kvd: cannot read the keys in /etc/kvd/peer.keys: Permission denied [KVD-KEY-FILE]\n" in errors
     assert f"chown {user} /etc/kvd/peer.keys" in errors
     assert machine.run("chown", "kvd:", "/etc/kvd/peer.keys").returncode == 0
     machine.systemctl("start", "kvd")

@@ -21,7 +21,7 @@ from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_contex
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from kvd.service.tracing.spans import NAME, TransferSpan
-from kvd.service.tracing.tracing import Tracing
+from kvd.service.tracing.tracing import DROPPED, EXPORTED, FAILED, Tracing
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +49,8 @@ class SpanThread:
     def __init__(self, tracing: Tracing, resource: dict[str, str]) -> None:
         """``resource`` says who tells of these spans; the environment (``OTEL_RESOURCE_ATTRIBUTES``) adds to it."""
         self._tracing = tracing
-        for name in ("exported", "failed", "dropped"):  # from now on two threads count
-            tracing.counters[f"traced.{name}"] += 0
+        for name in (EXPORTED, FAILED, DROPPED):  # from now on two threads count
+            tracing.counters[name] += 0
         self._finished = _Finished()
         provider = TracerProvider(ALWAYS_ON, Resource.create(resource), shutdown_on_exit=False)
         provider.add_span_processor(self._finished)
@@ -95,7 +95,7 @@ class SpanThread:
         except Exception as error:  # noqa: BLE001 - kvd serves on, whatever a collector does to its client
             done, why = False, f"{type(error).__name__}: {error}"
             self._finished.spans = []
-        self._tracing.counters["traced.exported" if done else "traced.failed"] += len(batch)
+        self._tracing.counters[EXPORTED if done else FAILED] += len(batch)
         if done and self._away:
             log.info("spans reach %s again", self._tracing.settings.endpoint)
         elif not done and not self._away:

@@ -15,6 +15,8 @@ from kvd.wire.transfer import TransferRecord
 
 _TRACE = slice(3, 35)
 """Where the id of a trace stands in a `TraceParent`."""
+EXPORTED, FAILED, DROPPED = "traced.exported", "traced.failed", "traced.dropped"
+"""Counters of transfers."""
 _ALL = 1 << 32
 """So many values a CRC-32 has."""
 
@@ -22,7 +24,7 @@ _ALL = 1 << 32
 class Tracing:
     """Takes what happened, on the event loop; nothing here waits. Another thread empties ``waiting``.
 
-    Counts what became of transfers: ``traced.dropped`` are those that found no room.
+    Counts what became of transfers: `DROPPED` are those that found no room.
     """
 
     def __init__(self, settings: TracingSettings, counters: Counter[str]) -> None:
@@ -56,4 +58,4 @@ class Tracing:
         try:
             self.waiting.put_nowait(span)
         except queue.Full:
-            self.counters["traced.dropped"] += 1
+            self.counters[DROPPED] += 1

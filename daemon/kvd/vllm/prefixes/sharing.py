@@ -26,10 +26,13 @@ class Prefixes:
         settings: ConnectorSettings,
         engine: EngineFacts,
         groups: Sequence[GroupFacts],
-        session: SessionProtocol,
+        session: Callable[[], SessionProtocol],
         claim: Callable[[str, RemotePrefill, str], None],
     ) -> None:
-        """``claim`` is told of what was found for a request, and the name to read it under."""
+        """``session`` gives the session with kvd, which may ask before it is there itself.
+
+        ``claim`` is told of what was found for a request, and the name to read it under.
+        """
         self._settings = settings
         self._engine = engine
         self._groups = tuple(groups)
@@ -46,7 +49,7 @@ class Prefixes:
         cache = PrefixCache(manager, self._groups)
         self._holder = PrefixHolder(cache, self._groups, self._scheme)
         self._seeker = PrefixSeeker(
-            self._settings, self._engine.engine_id, self._session, self._scheme, cache.hash_tokens
+            self._settings, self._engine.engine_id, self._session(), self._scheme, cache.hash_tokens
         )
 
     def allocated(self, request: VllmRequest, tables: Sequence[Sequence[Any]]) -> None:

@@ -93,11 +93,14 @@ class SchedulerHalf:
         # Where vLLM keeps the prefix that came, nothing is left to claim; a request that failed has ended.
         self._whole_again = policy == "recompute" and not keeps
         self._readers: Callable[[float], tuple[OpenReader, ...]] = lambda _now: ()
+        self.prefixes = Prefixes(
+            settings, engine, self.groups, lambda: self._session,
+            lambda *found: self._claims.begin_found(*found),  # noqa: PLW0108 - both come below
+        )  # fmt: skip
         self._session = open_session(self._card, self._on_message)
         self._claims = Claims(settings, engine.engine_id, self._session, self._known)
         self._readers = self._claims.readers
         self._forced.connect(self._claims.all, self._session.deliver)
-        self.prefixes = Prefixes(settings, engine, self.groups, self._session, self._claims.begin_found)
         self._served = Served(engine.engine_id, self._session.deliver)
 
     # --- both sides ---

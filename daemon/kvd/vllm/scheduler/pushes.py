@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Any
 
 from kvd.shown import logger
 from kvd.topology.blocks import BlockList, window_start
@@ -211,9 +210,9 @@ class Pushes:
         return group.window is None or now * group.block_size > window_start(group.kind, group.window, total)
 
 
-def wants_push_here(params: Mapping[str, Any] | None) -> bool:
+def wants_push_here(params: object) -> bool:
     """Whether a request that is to be prefilled here is to be pushed."""
-    return params is not None and params.get("transfer_mode") == "push"
+    return isinstance(params, Mapping) and params.get("transfer_mode") == "push"
 
 
 def kept_message(

@@ -259,7 +259,7 @@ def test_heads_that_share_slots_move_with_all_of_their_worker() -> None:
     ],
 )
 def test_tensors_that_contradict_their_spec_are_named(shape: tuple[int, ...], said: str) -> None:
-    with raises("KVD-GEOMETRY", match=said):
+    with raises("KVD-GEOMETRY-UNKNOWN-SHAPE", match=said):
         geometry({"l0": tensor(BF16, *shape)}, cache_config(8, (full(), ("l0",))))
 
 
