@@ -50,7 +50,7 @@ async def list_engines(daemon: Daemon, caller: Caller, query: ListEngines) -> En
 
 
 async def engines_here(daemon: Daemon, caller: Caller, query: ListEngines) -> EngineList:
-    """Our own engines, for another kvd: all of a fleet ask for the same, when told of a change. Raises `RequestRefused`."""
+    """Our own engines, for another kvd: a fleet asks for the same when told of a change. Raises `RequestRefused`."""
     return await daemon.listed_for_peers.get(
         query, daemon.engine_changes, lambda: _engines(daemon, caller, query, EVERYTHING, local_only=True)
     )
