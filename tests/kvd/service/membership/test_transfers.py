@@ -58,7 +58,7 @@ def restored(server: Etcd, goes_on: Callable[[], None], made: list[Daemon]) -> N
     snapshot = server.save()
     made[-1].kill()
     made[-1].start()
-    wait_for(lambda: all_there(server, made), 30)
+    wait_for(lambda: all_there(server, made) and all_linked(made), 30)
     server.kill()
     server.restore(snapshot)
     goes_on()
