@@ -80,6 +80,13 @@ def noted(steps: list[Step], what: str, made: list[Daemon]) -> Iterator[Step]:
     steps.append(step)
 
 
+def quiet(steps: list[Step], what: str, made: list[Daemon], settle: float) -> None:
+    """A second in which nothing happens, of ``settle`` such seconds."""
+    with noted(steps, what, made) as step:
+        time.sleep(settle)
+    step.processor, step.messages, step.seconds = step.processor / settle, int(step.messages / settle), 1.0
+
+
 def wait_linked(made: list[Daemon]) -> None:
     """Until each kvd has a link that works to each other one."""
     waiting, deadline = made, time.monotonic() + SECONDS
@@ -95,13 +102,7 @@ def run(count: int, settle: float) -> list[Step]:
     with etcd() as server, ExitStack() as stack:
         made = stack.enter_context(kvds(count, server))
         _linked(steps, server, made)
-        with noted(steps, "idle", made) as step:
-            time.sleep(settle)
-        step.processor, step.messages, step.seconds = (
-            step.processor / settle,
-            int(step.messages / settle),
-            1.0,
-        )
+        quiet(steps, "idle", made, settle)
         engines: list[SimulatedEngine] = []
         stack.callback(_close, engines)
         with noted(steps, "join", made) as step:
@@ -110,13 +111,7 @@ def run(count: int, settle: float) -> list[Step]:
                 one.ready(SECONDS)
             began = time.monotonic()
             step.seconds = max(1e-9, all_warm(engines, SECONDS) - began)
-        with noted(steps, "warm", made) as step:
-            time.sleep(settle)
-        step.processor, step.messages, step.seconds = (
-            step.processor / settle,
-            int(step.messages / settle),
-            1.0,
-        )
+        quiet(steps, "warm", made, settle)
         going = [number for number in range(count) if number % 8 == 0]
         with noted(steps, "leave", made):
             for number in going:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 
+from kvctl.demo.engine import EngineAnswer
 from kvd.wire.transfer import TransferRecord
 from tests.support import late_check
 from tests.support.daemons import wait_for
@@ -69,16 +71,26 @@ def last_miss(pair: Sharing, before: int) -> TransferRecord:
     return record
 
 
-@pytest.mark.parametrize("lose", ["evicted", "reset", "kept"])
-def test_what_was_read_is_used_only_if_it_was_held_until_then(pair: Sharing, folder: Path, lose: str) -> None:
-    prompt = prompt_of(TOKENS, seed=1)
+def held_back(
+    pair: Sharing, folder: Path, prompt: list[int]
+) -> tuple[tuple[int, ...], int, Future[EngineAnswer]]:
+    """`b` has read what `a` holds of a prompt, and is kept from asking whether it still did until "hold" is gone.
+
+    Gives the right answer, how many reads there were before, and the answer that is to come.
+    """
     expected, before = alone(pair, prompt), len(pair.read("b", "a"))
     pair.engines["a"].submit(prompt, 1).result(120)
     (folder / "read").unlink(missing_ok=True)
     (folder / "hold").touch()
-
     asked = pair.engines["b"].submit(prompt, ANSWER)
     wait_for((folder / "read").exists, 60.0)
+    return expected, before, asked
+
+
+@pytest.mark.parametrize("lose", ["evicted", "reset", "kept"])
+def test_what_was_read_is_used_only_if_it_was_held_until_then(pair: Sharing, folder: Path, lose: str) -> None:
+    prompt = prompt_of(TOKENS, seed=1)
+    expected, before, asked = held_back(pair, folder, prompt)
     if lose == "evicted":
         forget(pair)
     elif lose == "reset":
@@ -136,12 +148,7 @@ def test_a_kvd_that_was_killed_and_is_back_finds_what_is_held(pair: Sharing, whi
 def test_a_holder_that_was_killed_while_it_was_read_is_a_miss(pair: Sharing, folder: Path) -> None:
     """The last test: it is not started again."""
     prompt = prompt_of(TOKENS, seed=5)
-    expected, before = alone(pair, prompt), len(pair.read("b", "a"))
-    pair.engines["a"].submit(prompt, 1).result(120)
-    (folder / "read").unlink(missing_ok=True)
-    (folder / "hold").touch()
-    asked = pair.engines["b"].submit(prompt, ANSWER)
-    wait_for((folder / "read").exists, 60.0)
+    expected, before, asked = held_back(pair, folder, prompt)
     for pid in engine_pids(pair.engines["a"]).executing:
         os.kill(pid, signal.SIGKILL)
     wait_for(lambda: not pair.lives("a"), 60.0)
