@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tests.kvctl.conftest import Run
 
 TEXTS = {kind.name: texts(kind) for kind in KINDS}
-FAMILIES = {"KVD-WIRE", "KVD-TOPOLOGY"}
+FAMILIES = {"KVD-WIRE", "KVD-TOPOLOGY", "KVD-GEOMETRY"}
 """Codes of classes that are only the base of others: nothing is raised with them."""
 
 

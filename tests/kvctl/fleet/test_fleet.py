@@ -13,7 +13,7 @@ import pytest
 from kvd.keys import TrustedKey, write_pair, write_trusted
 from kvd.wire.registration import OpenLease
 from tests.kvctl.conftest import Run
-from tests.support.daemons import facts, reporter, scheduler, session, worker
+from tests.support.daemons import facts, reporter, scheduler, session, wait_for, worker
 from tests.support.hosts import Host, hosts
 from tests.support.ledgers import record
 
@@ -102,6 +102,8 @@ def test_a_host_that_names_nobody_answers_what_peers_may_ask(typed: Run, fleet: 
         shy.daemon.stop()
         shy.daemon.environment["KVD_ACCESS_HOSTS"] = "*"
         shy.daemon.start()
+        # Its worker comes back by itself, and other tests look for it.
+        wait_for(lambda: "engine-c" in shy.daemon.engines())
 
 
 def test_each_way_of_not_reaching_a_host_is_named(typed: Run, silent: str) -> None:
