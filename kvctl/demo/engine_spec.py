@@ -79,7 +79,7 @@ def environment(spec: EngineSpec, sockets: Path) -> dict[str, str]:
         "XDG_CONFIG_HOME": work / "config",
         "XDG_DATA_HOME": work / "data",
         "HF_HOME": work / "huggingface",
-        "TORCHINDUCTOR_CACHE_DIR": work / "inductor",
+        "TORCHINDUCTOR_CACHE_DIR": (spec.cache_dir or work) / "inductor",
         "TRITON_CACHE_DIR": work / "triton",
         "VLLM_RPC_BASE_PATH": sockets,
         "TMPDIR": sockets,

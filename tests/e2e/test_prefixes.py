@@ -10,7 +10,7 @@ from kvctl.demo.deployment import PREFILL_PARAMS
 from tests.support.deployments import HYBRID_BLOCK, prompt_of
 from tests.support.engine_calls import reset_prefix_cache
 from tests.support.sharing import Sharing, sharing
-from tests.support.tiny_models import MODELS
+from tests.support.tiny_models import MODELS, ONE_AT_A_TIME
 
 pytestmark = pytest.mark.e2e
 
@@ -32,6 +32,14 @@ def gdn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sharing]:
         max_num_batched_tokens=HYBRID_BLOCK,
         max_num_seqs=1,
     ) as running:
+        yield running
+
+
+@pytest.fixture(scope="module", params=["gemma3", "deepseek-v2"])
+def other(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sharing]:
+    model = request.param
+    alone = {"max_num_seqs": 1} if model in ONE_AT_A_TIME else {}
+    with sharing(model, tmp_path_factory.mktemp(model), **alone) as running:
         yield running
 
 
@@ -90,3 +98,22 @@ def test_states_come_with_the_attention_where_vllm_kept_one(gdn: Sharing) -> Non
     assert third.token_ids == second.token_ids
     read = gdn.last_read("c", "a")
     assert [(group.kind, group.blocks) for group in read.groups] == [("mamba", 1)] * 3 + [("full", 2)]
+
+
+def test_windows_and_latents_are_shared_by_four_engines(other: Sharing, request: pytest.FixtureRequest) -> None:
+    """Each continues what the one before it answered; of windows only the last one's blocks are moved."""
+    prompt = prompt_of(5 * BLOCK + 30)
+    held, before = 0, ""
+    for name in ("a", "c", "b", "d"):
+        answered = other.engines[name].submit(prompt, ANSWER).result(120)
+        assert answered.error == ""
+        assert answered.num_cached_tokens == held
+        if before:
+            read = other.last_read(name, before)
+            print(name, read.bytes, [(g.kind, g.blocks, g.bytes if hasattr(g,'bytes') else '') for g in read.groups])
+        held = (len(prompt) + ANSWER - 1) // BLOCK * BLOCK
+        prompt, before = [*prompt, *answered.token_ids, *prompt_of(250, seed=ord(name))], name
+    assert all(reset_prefix_cache(engine) for engine in other.engines.values())
+    alone = other.engines["a"].submit(prompt[: -250 - ANSWER], ANSWER).result(120)
+    assert alone.num_cached_tokens == 0
+    assert list(alone.token_ids) == prompt[-250 - ANSWER : -250]

@@ -23,7 +23,7 @@ from kvctl.demo.engine_spec import EngineSpec, environment
 from kvctl.processes.daemons import Kvd, two_hosts
 from tests.support.daemons import ROOT, wait_for
 from tests.support.deployments import PATIENT, counter, found_out, prompt_of, transfers
-from tests.support.servers import CALM, program, serve_words
+from tests.support.servers import CALM, program, serve_words, server
 from tests.support.tiny_models import write_model
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -66,7 +66,7 @@ def serve(
     words = serve_words(model, port, config)
     sockets = folder / f"{host.name}-tmp"
     sockets.mkdir()
-    return port, program(words, spec.log_path, environment(spec, sockets))
+    return port, server(words, spec.log_path, environment(spec, sockets))
 
 
 @pytest.fixture(scope="module")

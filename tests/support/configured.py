@@ -15,7 +15,7 @@ from kvctl.processes.daemons import Kvd
 from tests.support.configurations import Configuration, Setup
 from tests.support.deployments import PATIENT, found_out
 from tests.support.odd_models import dtype_of, write
-from tests.support.servers import CALM, program, serve_words
+from tests.support.servers import CALM, serve_words, server
 from tests.support.tiny_models import ARGUMENTS, NO_PREFIX_CACHING
 
 PORTS = 4
@@ -125,7 +125,7 @@ def second_nodes(setup: Setup, specs: list[EngineSpec], hosts: Hosts, folder: Pa
             }
             words = serve_words(spec.model, 0, connector(setup, role, hosts, folder, 1 - role), **options)
             logs.append(folder / f"{spec.work_dir.name}-second.log")
-            stack.enter_context(program(words, logs[-1], _environment(spec, folder)))
+            stack.enter_context(server(words, logs[-1], _environment(spec, folder)))
         yield logs
 
 

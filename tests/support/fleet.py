@@ -20,7 +20,7 @@ from tests.support.deployments import found_out
 from tests.support.openai_client import COMPLETIONS, GREEDY, Asked, Reply, agree, answered, ask
 from tests.support.router_cases import Case
 from tests.support.routers import free_port, healthy, routed
-from tests.support.servers import CALM, program, serve_words
+from tests.support.servers import CALM, serve_words, server
 from tests.support.tiny_models import write_model
 
 LEASE = 20.0
@@ -123,7 +123,7 @@ def fleet(kind: str, folder: Path, *, decoders: int = 1, **options: Any) -> Iter
             port = free_port()
             urls[name] = f"http://127.0.0.1:{port}"
             words = serve_words(model, port, config, **options)
-            running = program(words, folder / f"{name}.log", _environment(name, model, folder))
+            running = server(words, folder / f"{name}.log", _environment(name, model, folder))
             pids[urls[name]] = stack.enter_context(running)
         for url in urls.values():
             wait_for(lambda url=url: healthy(url), 400.0)  # type: ignore[misc]

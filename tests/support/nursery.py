@@ -149,6 +149,9 @@ def main(requests: socket.socket) -> NoReturn:
 
 def _import() -> None:
     import setproctitle
+    import vllm.entrypoints.cli.main
+    import vllm.entrypoints.cli.serve
+    import vllm.entrypoints.openai.api_server
     import vllm.model_executor.models.registry as models
     import vllm.v1.engine.async_llm
     import vllm.v1.engine.core
@@ -177,6 +180,9 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> NoReturn:
     os.environ.update(request["environment"])
     paths = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     sys.path[:0] = [path for path in paths if path not in sys.path]
+    for site in [Path(path, "sitecustomize.py") for path in sys.path]:
+        if site.exists():
+            runpy.run_path(str(site))
     tempfile.tempdir = None  # what it was before this environment
     module, *arguments = request["arguments"]
     sys.argv = [module, *arguments]

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.support import nursery
+
 CALM = {
     "PYTHONPATH": os.pathsep.join(
         [str(Path(__file__).parent / "calm"), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -27,8 +29,22 @@ def program(words: Sequence[str], log: Path, env: Mapping[str, str] | None = Non
         process = subprocess.Popen(
             words, stdout=file, stderr=subprocess.STDOUT, env=env, start_new_session=True
         )
-    try:
+    with _ended(process):
         yield process.pid
+
+
+@contextlib.contextmanager
+def server(words: Sequence[str], log: Path, env: Mapping[str, str]) -> Iterator[int]:
+    """A `program` of `serve_words`, out of the process that has imported vLLM: that alone takes 15 s of a core."""
+    process = nursery.spawn(words, log, env, cwd=Path.cwd())
+    with _ended(process):
+        yield process.pid
+
+
+@contextlib.contextmanager
+def _ended(process: subprocess.Popen[bytes] | nursery.Fostered) -> Iterator[None]:
+    try:
+        yield
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
