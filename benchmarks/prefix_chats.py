@@ -68,7 +68,7 @@ class Held:
 
 def hold(running: Sharing, way: Way, chats: int, turns: int, seed: int) -> Held:
     """Hold all chats, a turn of each after the other, one request at a time."""
-    dice, held = random.Random(seed), Held()
+    dice, held = random.Random(seed), Held()  # noqa: S311 - chance that comes again
     if not all(reset_prefix_cache(engine) for engine in running.engines.values()):
         sys.exit("an engine would not forget its cache")
     said = [prompt_of(INSTRUCTIONS, seed=0) for _ in range(chats)]

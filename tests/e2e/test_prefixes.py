@@ -10,7 +10,7 @@ from kvctl.demo.deployment import PREFILL_PARAMS
 from tests.support.deployments import HYBRID_BLOCK, prompt_of
 from tests.support.engine_calls import reset_prefix_cache
 from tests.support.sharing import Sharing, sharing
-from tests.support.tiny_models import MODELS, ONE_AT_A_TIME
+from tests.support.tiny_models import MODELS
 
 pytestmark = pytest.mark.e2e
 
@@ -35,18 +35,20 @@ def gdn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sharing]:
         yield running
 
 
-@pytest.fixture(scope="module", params=["gemma3", "deepseek-v2"])
-def other(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sharing]:
-    model = request.param
-    alone = {"max_num_seqs": 1} if model in ONE_AT_A_TIME else {}
-    with sharing(model, tmp_path_factory.mktemp(model), **alone) as running:
+@pytest.fixture(scope="module")
+def gemma(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sharing]:
+    with sharing("gemma3", tmp_path_factory.mktemp("gemma")) as running:
         yield running
 
 
+def layer_bytes(model: str) -> int:
+    """Bytes of a block in one layer of attention."""
+    config = MODELS[model].config
+    return int(BLOCK * 2 * config["num_key_value_heads"] * config["head_dim"] * 4)
+
+
 def page_bytes() -> int:
-    config = MODELS["llama"].config
-    bytes_of_layer: int = BLOCK * 2 * config["num_key_value_heads"] * config["head_dim"] * 4
-    return bytes_of_layer * int(config["num_hidden_layers"])
+    return layer_bytes("llama") * int(MODELS["llama"].config["num_hidden_layers"])
 
 
 def test_an_engine_computes_of_a_prompt_what_nobody_holds(llama: Sharing) -> None:
@@ -100,20 +102,26 @@ def test_states_come_with_the_attention_where_vllm_kept_one(gdn: Sharing) -> Non
     assert [(group.kind, group.blocks) for group in read.groups] == [("mamba", 1)] * 3 + [("full", 2)]
 
 
-def test_windows_and_latents_are_shared_by_four_engines(other: Sharing, request: pytest.FixtureRequest) -> None:
-    """Each continues what the one before it answered; of windows only the last one's blocks are moved."""
+def test_of_sliding_windows_only_the_blocks_of_the_last_one_are_moved(gemma: Sharing) -> None:
+    """Four engines, each of which continues what the one before it answered. VLLM makes three groups of its layers."""
     prompt = prompt_of(5 * BLOCK + 30)
     held, before = 0, ""
     for name in ("a", "c", "b", "d"):
-        answered = other.engines[name].submit(prompt, ANSWER).result(120)
+        answered = gemma.engines[name].submit(prompt, ANSWER).result(120)
         assert answered.error == ""
         assert answered.num_cached_tokens == held
         if before:
-            read = other.last_read(name, before)
-            print(name, read.bytes, [(g.kind, g.blocks, g.bytes if hasattr(g,'bytes') else '') for g in read.groups])
+            read = gemma.last_read(name, before)
+            window = MODELS["gemma3"].config["sliding_window"] // BLOCK
+            moved = {"sliding_window": window, "full": held // BLOCK}
+            kinds = ("sliding_window", "sliding_window", "full")
+            assert [(group.kind, group.blocks) for group in read.groups] == [
+                (one, moved[one]) for one in kinds
+            ]
+            assert read.bytes == sum(2 * moved[one] * layer_bytes("gemma3") for one in kinds)
         held = (len(prompt) + ANSWER - 1) // BLOCK * BLOCK
         prompt, before = [*prompt, *answered.token_ids, *prompt_of(250, seed=ord(name))], name
-    assert all(reset_prefix_cache(engine) for engine in other.engines.values())
-    alone = other.engines["a"].submit(prompt[: -250 - ANSWER], ANSWER).result(120)
+    assert all(reset_prefix_cache(engine) for engine in gemma.engines.values())
+    alone = gemma.engines["a"].submit(prompt[: -250 - ANSWER], ANSWER).result(120)
     assert alone.num_cached_tokens == 0
     assert list(alone.token_ids) == prompt[-250 - ANSWER : -250]
