@@ -152,12 +152,15 @@ def _import() -> None:
     import vllm.entrypoints.cli.main
     import vllm.entrypoints.cli.serve
     import vllm.entrypoints.openai.api_server
+    import vllm.envs
     import vllm.model_executor.models.registry as models
     import vllm.v1.engine.async_llm
     import vllm.v1.engine.core
     import vllm.v1.executor.multiproc_executor
     import vllm.v1.worker.cpu_worker  # noqa: F401
 
+    # Whatever it writes into its environment: on CPU vLLM starts fresh interpreters, as kvctl.demo.engine_host says.
+    vllm.envs.environment_variables["VLLM_WORKER_MULTIPROC_METHOD"] = lambda: "fork"
     # A process that imports vLLM once more finds out what a model's class can do, for CUDA's sake; here is none.
     models._run_in_subprocess = lambda look: look()
     # It looks for the place of the title in the environment that the process began with.
