@@ -157,7 +157,7 @@ def _import() -> None:
     import vllm.v1.engine.async_llm
     import vllm.v1.engine.core
     import vllm.v1.executor.multiproc_executor
-    import vllm.v1.worker.cpu_worker  # noqa: F401
+    import vllm.v1.worker.cpu_worker
 
     # Whatever it writes into its environment: on CPU vLLM starts fresh interpreters, as kvctl.demo.engine_host says.
     vllm.envs.environment_variables["VLLM_WORKER_MULTIPROC_METHOD"] = lambda: "fork"
