@@ -123,6 +123,7 @@ def run(count: int, settle: float) -> list[Step]:
             for number in going:
                 engines[number].ready(SECONDS)
             all_warm(engines, SECONDS)
+        sys.stderr.write("".join(map(line, steps)))
         engines[1].close()
         made[1].kill()
         began = time.monotonic()
@@ -134,6 +135,11 @@ def run(count: int, settle: float) -> list[Step]:
         longest = max(status(kvd).gauges["loop.busiest_turn_seconds"] for kvd in made)
         steps.append(Step("busiest turn", longest))
     return steps
+
+
+def line(step: Step) -> str:
+    """A step as text."""
+    return f"{step.what:13} {step.seconds:8.3f} s {step.processor:8.2f} s of processors {step.messages:8} messages\n"
 
 
 def up(kvd: Daemon, number: int) -> SimulatedEngine:
@@ -168,10 +174,7 @@ def main() -> None:
         told = {"kvds": given.kvds, "load": os.getloadavg()[0], "steps": [asdict(step) for step in steps]}
         sys.stdout.write(json.dumps(told) + "\n")
         return
-    for step in steps:
-        sys.stdout.write(
-            f"{step.what:13} {step.seconds:8.3f} s {step.processor:8.2f} s of processors {step.messages:8} messages\n"
-        )
+    sys.stdout.writelines(map(line, steps))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,10 @@ from kvd.wire.reply import Reply, Request
 
 Generations: TypeAlias = Annotated[tuple[tuple[Id, Id], ...], Meta(max_length=MOST_ENGINES)]
 """Engines: id and generation."""
+MOST_SILENT = 64
+"""Kvds that a ping or its answer calls silent."""
+Silent: TypeAlias = Annotated[tuple[tuple[Id, Seconds], ...], Meta(max_length=MOST_SILENT)]
+"""Kvds that do not answer: the generation of each, and for how long."""
 PART_WORKERS = 1024
 """Most workers of a part, however small they are: making their objects takes a loop's time."""
 
@@ -138,7 +142,8 @@ class Ping(Request, tag="ping", frozen=True, kw_only=True):
     """kvd to kvd: are you there? Carries the engines (id, generation) of yours that I still use.
 
     ``known`` are ids of all engines of yours that I know, gone ones too: of others I need not be told that they are
-    ready. None from a kvd that does not say. ``told``: I take `EnginesChanged`.
+    ready. None from a kvd that does not say. ``told``: I take `EnginesChanged`. ``silent``: ping these, they do not
+    answer me.
     """
 
     kvd_id: Id
@@ -146,6 +151,7 @@ class Ping(Request, tag="ping", frozen=True, kw_only=True):
     using: Generations = ()
     known: Annotated[tuple[Id, ...], Meta(max_length=MOST_ENGINES)] | None = None
     told: bool = False
+    silent: Silent = ()
 
 
 class Pong(Reply, tag="pong", frozen=True, kw_only=True):
@@ -154,7 +160,7 @@ class Pong(Reply, tag="pong", frozen=True, kw_only=True):
     ``draining`` are the ids of those that you know, and that are to be given nothing new (`kvd.wire.drain`).
     ``changes`` is one more than how often engines came up here or ended since this kvd was started, 0 from a kvd that
     does not say. While it stays the same `kvd.wire.query.ListEngines` has nothing new, and without ``up`` engines
-    nothing at all.
+    nothing at all. ``silent`` as in `Ping`.
     """
 
     kvd_id: Id
@@ -164,6 +170,7 @@ class Pong(Reply, tag="pong", frozen=True, kw_only=True):
     draining: Annotated[tuple[Id, ...], Meta(max_length=MOST_ENGINES)] = ()
     changes: Count = 0
     up: Count = 0
+    silent: Silent = ()
 
 
 class EnginesChanged(Reply, tag="engines_changed", frozen=True, kw_only=True):

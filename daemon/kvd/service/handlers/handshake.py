@@ -71,6 +71,7 @@ async def describe_engine(daemon: Daemon, caller: Caller, message: DescribeEngin
 def ping(daemon: Daemon, caller: Caller, message: Ping) -> Pong:
     """Here; which of the engines in use are gone, and which there are."""
     gone = daemon.subscribers.pinged(caller.route, message, daemon.registry, caller.key)
+    daemon.links.silences.hear(message.silent)
     ready = tuple(_ready(daemon, message.known))
     known = daemon.drains.of if message.known is None else daemon.drains.of.keys() & set(message.known)
     return Pong(
@@ -81,6 +82,7 @@ def ping(daemon: Daemon, caller: Caller, message: Ping) -> Pong:
         draining=tuple(islice(known, MOST_READY)),
         changes=daemon.engine_changes,
         up=_up(daemon),
+        silent=daemon.links.silences.told(),
     )
 
 

@@ -18,6 +18,7 @@ from kvd.service.config import PeerSettings
 from kvd.service.errors import PeerAway
 from kvd.service.peers import troubles
 from kvd.service.peers.listener import Listener
+from kvd.service.peers.silence import Silence, Silences
 from kvd.service.peers.troubles import NO_KEYS, LinkKeys, Trouble
 from kvd.service.sockets.channel import Channel, ChannelEnd, ChannelOwner
 from kvd.service.sockets.dialling import DialKind
@@ -53,7 +54,7 @@ class PeerLink:
     """The way to one other kvd, which is pinged from now on; ``me`` is a `Ping` without its ``using``.
 
     ``dial`` makes a connection, for the peer that has the key in ``keys``. ``quiet_pause`` is how long a quiet link is
-    left alone.
+    left alone, ``silences`` what others are told of those that do not answer.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class PeerLink:
         me: Ping,
         keys: LinkKeys = NO_KEYS,
         quiet_pause: Callable[[], float] = lambda: 0.0,
+        silences: Silences | None = None,
     ) -> None:
         self.endpoint, self.keys = endpoint, keys
         self.state: Literal["connecting", "up", "down"] = "connecting"
@@ -75,7 +77,8 @@ class PeerLink:
         self.generation = ""
         self.used = time.monotonic()
         self.changes, self.engines = 0, 0  # as the last `Pong` has them
-        self._quiet_pause = quiet_pause
+        self._quiet_pause, self._silences = quiet_pause, silences or Silences()
+        self._silence = Silence()
         self._hurry = asyncio.Event()
         self._dial, self._settings, self._events, self._listener = dial, settings, events, listener
         self._ids = itertools.count(1)
@@ -114,6 +117,14 @@ class PeerLink:
             since = f"the kvd at {self.endpoint} is down since {time.time() - self.since:.1f} s"
             raise PeerAway(f"{since}: {self._down}" if self._down else since)
         return await self._ask(message, seconds)
+
+    def suspect(self, since: float) -> bool:
+        """Others have had no answer since then: ping it now. False where that is no news."""
+        if self.state != "up" or self._silence.heard > since:
+            return False
+        self._silence.hearsay = min(self._silence.hearsay, since)
+        self._hurry.set()
+        return True
 
     def end(self, reason: str = "") -> None:
         """Close the connection; who waits for an answer fails. With a reason a peer that once answered is down now."""
@@ -285,28 +296,30 @@ class PeerLink:
     # --- whether the peer answers ---
 
     async def _ping(self, me: Ping) -> None:
-        last_heard = time.monotonic()
+        silence = self._silence = Silence()
         while True:
             if self._channel is None:
-                await self._wait_for_connection(last_heard)
+                await self._wait_for_connection(silence.since)
                 continue
             began = time.monotonic()
             self._hurry.clear()
             using, known = self._listener.using(self.endpoint), self._listener.known_ids(self.endpoint)
-            message = msgspec.structs.replace(me, using=using, known=known)
+            message = msgspec.structs.replace(me, using=using, known=known, silent=self._silences.told())
             try:
                 answer = await self._ask(message, self._settings.ping_seconds)
             except PeerAway as away:
-                if time.monotonic() - last_heard > self._settings.down_seconds:
+                if silence.seconds > self._settings.down_seconds / 2:
+                    self._silences.note(self.generation, silence.since)
+                if silence.seconds > self._settings.down_seconds:
                     self._does_not_answer(away.message)
             else:
                 if isinstance(answer, Pong):
-                    last_heard = time.monotonic()
-                    self._on_pong(answer, last_heard - began)
+                    silence.end()
+                    self._on_pong(answer, silence.heard - began)
             pause = DOWN_PING_SECONDS if self.state == "down" else self._settings.ping_seconds
             await asyncio.sleep(max(PAUSE_SECONDS, pause - (time.monotonic() - began)))
-            if await self._left_alone(last_heard >= began):
-                last_heard = time.monotonic()
+            if await self._left_alone(silence.heard >= began):
+                silence.asked = time.monotonic()
 
     async def _left_alone(self, answered: bool) -> bool:
         """Whether it was: nobody needs this link now. Returns as soon as somebody does, or its connection is lost."""
@@ -331,12 +344,12 @@ class PeerLink:
         if self._channel is not None and time.monotonic() - self._connected_at > self._settings.down_seconds:
             self._channel.end("slow")  # its other end may be gone without a word
 
-    async def _wait_for_connection(self, last_heard: float) -> None:
+    async def _wait_for_connection(self, silent_since: float) -> None:
         """Return when there is one; the peer is down when there is none for too long."""
         if self.state != "down":
-            left = last_heard + self._settings.down_seconds - time.monotonic()
+            left = silent_since + self._settings.down_seconds - time.monotonic()
             await asyncio.wait([self._connected], timeout=max(0.0, left))
-            if not self._connected.done() and time.monotonic() >= last_heard + self._settings.down_seconds:
+            if not self._connected.done() and time.monotonic() >= silent_since + self._settings.down_seconds:
                 self._change("down", self._no_connection(self._settings.down_seconds))
         else:
             await asyncio.wait([self._connected])
@@ -346,6 +359,8 @@ class PeerLink:
             self.changes = 0
         self.rtt, self.kvd_id, self.generation = seconds, answer.kvd_id, answer.kvd_generation
         self._on_engines(answer)
+        self._silences.end(answer.kvd_generation)
+        self._silences.hear(answer.silent)
         if self.state != "up":
             self._change("up", "")
         for engine_id, generation in answer.gone:

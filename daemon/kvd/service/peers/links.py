@@ -13,6 +13,7 @@ from kvd.service.errors import PeerAway
 from kvd.service.peers import troubles
 from kvd.service.peers.link import PeerLink
 from kvd.service.peers.listener import Listener
+from kvd.service.peers.silence import Silences
 from kvd.service.peers.troubles import LinkKeys, Trouble
 from kvd.service.peers.trust import Keys
 from kvd.service.sockets.channel import Channel, ChannelOwner
@@ -52,6 +53,7 @@ class PeerLinks:
         here: Endpoint,
     ) -> None:
         self.links: dict[Endpoint, PeerLink] = {}
+        self.silences = Silences(self._suspect)
         self.listener: Listener
         self.dialler = dialler
         self._most = most
@@ -93,6 +95,7 @@ class PeerLinks:
                 self._me,
                 LinkKeys(key, self._ours),
                 self._quiet_pause,
+                self.silences,
             )
             self._unproven[endpoint] = link
         if not link.connected:
@@ -102,6 +105,11 @@ class PeerLinks:
     def _quiet_pause(self) -> float:
         """The more links there are, the less often each of those that nobody needs now is pinged."""
         return min(LONGEST_QUIET_SECONDS, len(self.links) / QUIET_PINGS_A_SECOND)
+
+    def _suspect(self, generation: str, since: float) -> bool:
+        """Others had no answer of a kvd since then. Whoever is not linked is of no interest."""
+        found = (link for link in self.links.values() if link.generation == generation)
+        return any([link.suspect(since) for link in found])
 
     def _look_up(self, endpoint: Endpoint) -> None:
         whose = ASKER.get(), endpoint.host
