@@ -34,6 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--hosts", default="", metavar="COUNT@SLOWER,...", help="sizes of real fleets")
+    parser.add_argument("--etcd", action="store_true", help="they find each other by an etcd")
     parser.add_argument("--workers", type=int, default=1, help="of each engine in real fleets [1]")
     parser.add_argument("--window", type=float, default=2.0, help="seconds of the steady state [2]")
     parser.add_argument("--model", default="", metavar="COUNT[:PEERS],...", help="sizes of modelled fleets")
@@ -91,6 +92,7 @@ def _run(
     file.write_bytes(msgspec.json.encode(before))
     words = ["--part", part, "--ask", count, "--slower", slower, "--out", str(file)]
     words += ["--workers", str(given.workers), "--window", str(given.window), "--silent", str(given.silent)]
+    words += ["--etcd"] if given.etcd else []
     words += ["--rounds", str(given.rounds), *(word for name in given.only for word in ("--only", name))]
     done = subprocess.run([sys.executable, "-m", "benchmarks.fleet", *words], env=os.environ, check=False)
     if done.returncode:
@@ -105,7 +107,7 @@ def _part(given: argparse.Namespace) -> None:
     if given.part == "hosts":
         from benchmarks.fleet.real import measure
 
-        report = Report(real=(measure(given.ask, given.workers, given.window),))
+        report = Report(real=(measure(given.ask, given.workers, given.window, etcd=given.etcd),))
     elif given.part == "costs":
         from benchmarks.fleet.costs import measured
 

@@ -5,12 +5,14 @@ Times are by the fleet's clock (`benchmarks.fleet.slow_clock`), as kvds themselv
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
 
@@ -57,6 +59,17 @@ class Death(msgspec.Struct, frozen=True, kw_only=True):
     processor: float
 
 
+class Churn(msgspec.Struct, frozen=True, kw_only=True):
+    """One decoding engine goes and comes back, alone: seconds until all that may prefill for it were told, and it was
+    told of them. ``processor`` is what both cost all hosts, beyond what they take anyway.
+    """
+
+    left: float
+    joined: float
+    partners: int
+    processor: float
+
+
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """One run. Sizes in bytes, times in seconds; ``processor`` and ``messages`` are of one host, for each second."""
 
@@ -69,6 +82,8 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     warm: float
     introductions: int
     introduction_processor: float
+    etcd: bool = False
+    churn: Churn
     processor: float
     messages: float
     kinds: Mapping[str, float]
@@ -87,9 +102,11 @@ def mesh(number: int, places: Sequence[Endpoint]) -> Mapping[str, str]:
     return {"KVD_PEER_CONNECT": others, "KVD_LIVENESS_SETTLE_SECONDS": "1"}
 
 
-def measure(count: int, workers: int, window: float) -> Figures:
+def measure(count: int, workers: int, window: float, *, etcd: bool = False) -> Figures:
     """All of it, on hosts that are started here. Raises `SystemExit` where something does not happen at all."""
-    with fleet(count, mesh) as hosts:
+    with ExitStack() as stack:
+        settings = stack.enter_context(found_by_etcd()) if etcd else mesh
+        hosts = stack.enter_context(fleet(count, settings))
         pids = [host.pid for host in hosts]
         _say(f"{count} kvds serve")
         linked = _linked(hosts)
@@ -107,6 +124,8 @@ def measure(count: int, workers: int, window: float) -> Figures:
             rss, pss = _memory(pids)
             # What introducing cost beyond the looks and pings that went on meanwhile.
             own = max(0.0, spent - processor * count * warm)
+            churn = _churn(hosts, engines, watch, processor)
+            _say(f"an engine leaves within {churn.left:.2f} s and is back within {churn.joined:.2f} s")
             death = _death(hosts, engines, watch, processor)
             for engine in engines:
                 engine.close()
@@ -120,6 +139,8 @@ def measure(count: int, workers: int, window: float) -> Figures:
             warm=warm,
             introductions=introductions,
             introduction_processor=own / max(1, introductions),
+            etcd=etcd,
+            churn=churn,
             processor=processor,
             messages=sum(kinds.values()),
             kinds=kinds,
@@ -130,6 +151,20 @@ def measure(count: int, workers: int, window: float) -> Figures:
             pss=pss,
             kernel=_kernel(pids),
             death=death,
+        )
+
+
+@contextmanager
+def found_by_etcd() -> Iterator[Callable[[int, Sequence[Endpoint]], Mapping[str, str]]]:
+    """Settings of kvds that find each other by an etcd, which runs meanwhile, by the clock on the wall."""
+    from kvd.service.membership import etcd as following
+    from tests.support.etcd_kvds import settings
+    from tests.support.etcds import etcd
+
+    following.LEASE_SECONDS = math.ceil(following.LEASE_SECONDS * slow_clock.CLOCK.slower)
+    with etcd() as server:
+        yield lambda number, _: settings(
+            server, KVD_MEMBERSHIP_ETCD_HOST=f"h{number}", KVD_LIVENESS_SETTLE_SECONDS="1"
         )
 
 
@@ -206,6 +241,35 @@ def _framed(message: Message) -> bytes:
 def _bytes(kinds: Mapping[str, float], sizes: Mapping[str, int]) -> float:
     """Sent and received by one host in a second: it asks as much as it is asked."""
     return 2 * sum(kinds[kind] * size for kind, size in sizes.items())
+
+
+def _churn(hosts: Sequence[Host], engines: list[Engine], watch: Watch, steady: float) -> Churn:
+    """The last engine goes, and comes back. Raises `SystemExit` where somebody is not told."""
+    at = next(n for n in reversed(range(len(hosts))) if role_of(n) == "decode")
+    name, partners = engines[at].facts.engine_id, sum(role_of(host.number) == "prefill" for host in hosts)
+    pids = [host.pid for host in hosts]
+    spent, began = processor_seconds(pids), time.monotonic()
+
+    def told(kind: str, wanted: int, before: int, since: float) -> float:
+        def these(seen: Sequence[Seen]) -> list[float]:
+            return [
+                one.time
+                for one in seen[before:]
+                if one.kind == kind and (one.subject == name or (one.host == at and kind == "handshake.done"))
+            ]
+
+        if not watch.until(lambda seen: len(these(seen)) >= wanted, KNOWN_SECONDS * slow_clock.CLOCK.slower):
+            raise SystemExit(f"{kind} of {name} came to {len(these(watch.events))} of {wanted}")
+        return max(these(watch.events)) - since
+
+    before, since = len(watch.events), time.time()
+    engines[at].close()
+    left = told("engine.lost", partners, before, since)
+    before, since = len(watch.events), time.time()
+    engines[at] = registered([hosts[at]], len(engines[at].sessions) - 1)[0]
+    joined = told("handshake.done", 2 * partners, before, since)
+    extra = processor_seconds(pids) - spent - steady * len(hosts) * (time.monotonic() - began)
+    return Churn(left=left, joined=joined, partners=partners, processor=max(0.0, extra))
 
 
 def _memory(pids: Sequence[int]) -> tuple[float, float]:

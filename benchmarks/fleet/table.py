@@ -28,6 +28,8 @@ def text(report: Report) -> str:
         parts.append(_lines(_FLEET, [*map(_real, report.real), *map(_model, report.model)]))
     if report.real:
         parts.append(_lines(_DEATH, [*map(_death, report.real), *map(_model_death, report.model)]))
+    if report.real:
+        parts.append(_lines(_CHURN, [*map(_churn, report.real)]))
     if report.costs is not None:
         parts.append(_lines(("cost of", "is"), _costs(report.costs)))
     if report.asked is not None:
@@ -45,6 +47,7 @@ _FLEET = (
     "memory",
 )
 _DEATH = ("hosts", "die", "known: median", "last", "not known", "wrongly down", "a death costs a host")
+_CHURN = ("hosts, found by", "one engine leaves", "it is back", "told each way", "both cost all hosts")
 _ASKED = ("kvctl ... --fleet", "seconds", "fastest", "of processor", "unanswered")
 
 
@@ -83,6 +86,17 @@ def _death(run: Figures) -> tuple[str, ...]:
         f"{died.unknown} of {died.pairs}",
         str(died.wrongly_down),
         f"{1e3 * died.processor:.1f} ms",
+    )
+
+
+def _churn(run: Figures) -> tuple[str, ...]:
+    churn = run.churn
+    return (
+        f"{run.hosts} real, {'etcd' if run.etcd else 'their settings'}",
+        f"{churn.left:.2f} s",
+        f"{churn.joined:.2f} s",
+        str(churn.partners),
+        f"{churn.processor:.2f} s of processor",
     )
 
 
