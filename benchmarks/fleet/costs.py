@@ -58,14 +58,15 @@ def measured(runs: Sequence[Figures]) -> Costs:
         eight = registered(hosts[1:], 8)[0]
         more = (_card_bytes(hosts[1], eight.facts.engine_id) - one) / 7
         eight.close()
-    # What a peer costs in all is of the largest fleet; how it is shared, of the two kvds here.
-    peer = (largest.processor - idle) / (largest.hosts - 1)
+    # What messages cost in all is of the largest fleet; how it is shared among the two kinds, of the two kvds here.
+    alone = largest.kinds["ping"] * ping + largest.kinds["list_engines"] * look
+    times = max(0.0, largest.processor - idle) / alone
     names = (largest.hosts - smallest.hosts) / 2
     grown = largest.message_bytes["list_engines"] - smallest.message_bytes["list_engines"]
     return Costs(
         idle=idle,
-        ping=peer * ping / (ping + look),
-        look=peer * look / (ping + look),
+        ping=times * ping,
+        look=times * look,
         introduction=largest.introduction_processor,
         down=largest.death.processor,
         ping_bytes=largest.message_bytes["ping"],

@@ -1,14 +1,17 @@
 """A fleet as a discrete model: one kvd among many that are like it, fed with the costs of real ones.
 
 A kvd has one event loop, so it is one server with a queue: each message takes it as long as it took a real kvd. Pings,
-looks and what follows from a death come when the code lets them come (`kvd.service.peers.link`, `discovery`). What
-another kvd needs to answer is taken to be what this one needs at that moment. There is no network: it would add its
-round trip to each answer. Each kvd has one processor of the speed of the one that was measured.
+looks and what follows from a death come when the code lets them come (`kvd.service.peers.link`, `discovery`). Engines
+of half of the peers are used, whose links are pinged each second; the others share their pings. What another kvd needs
+to answer is taken to be what this one needs at that moment. How far the word of a silent host has got among the others
+is a logistic curve: each exchange of two kvds takes it on. There is no network: it would add its round trip to each
+answer. Each kvd has one processor of the speed of the one that was measured.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,8 +22,9 @@ import msgspec
 from benchmarks.fleet.costs import Costs
 from kvd.service.config import PeerSettings
 from kvd.service.membership.members import LOOKS_A_SECOND
-from kvd.service.peers.discovery import LOOK_SECONDS
+from kvd.service.peers.discovery import LOOK_SECONDS, SETTLED_LOOKS
 from kvd.service.peers.link import PAUSE_SECONDS
+from kvd.service.peers.links import LONGEST_QUIET_SECONDS, QUIET_PINGS_A_SECOND
 from kvd.service.sockets.limits import MAX_LINKS
 
 SETTINGS = PeerSettings()
@@ -57,11 +61,15 @@ class Predicted(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass
 class _Peer:
-    """A link, as `PeerLink` sees it."""
+    """A link, as `PeerLink` sees it. ``turn`` counts pings: one that is not the last any more is not sent."""
 
+    every: float = 1.0
     dead: bool = False
     lost: bool = False
     heard: float = 0.0
+    asked: float = 0.0
+    turn: int = 0
+    told: bool = False
     down: float = 0.0
 
 
@@ -98,10 +106,13 @@ def predict(hosts: int, workers: int, costs: Costs, peers: int | None = None) ->
     """A fleet whose kvds link to each other, or to ``peers`` of them each: those whose engines they use."""
     linked = hosts - 1 if peers is None else min(peers, hosts - 1)
     within = min(linked, MAX_LINKS)
-    pause = LOOK_SECONDS * max(1.0, within / LOOKS_A_SECOND)
-    asked = within / SETTINGS.ping_seconds, within / pause
+    pause = LOOK_SECONDS * SETTLED_LOOKS * max(1.0, within / LOOKS_A_SECOND)
+    quiet = max(SETTINGS.ping_seconds, min(LONGEST_QUIET_SECONDS, within / QUIET_PINGS_A_SECOND))
+    used = (within + 1) // 2
+    asked = used / SETTINGS.ping_seconds + (within - used) / quiet, within / pause
     look_bytes = costs.look_bytes + costs.name_bytes * within / 2
-    seen = [_Observer(within, costs, pause, random.Random(seed)) for seed in range(OBSERVERS)]  # noqa: S311
+    every = [SETTINGS.ping_seconds if number < used else quiet for number in range(within)]
+    seen = [_Observer(every, costs, pause, random.Random(seed)) for seed in range(OBSERVERS)]  # noqa: S311
     for one in seen:
         one.live_and_let_die()
     known = sorted(after for one in seen for after in one.known)
@@ -128,34 +139,37 @@ def predict(hosts: int, workers: int, costs: Costs, peers: int | None = None) ->
 class _Observer:
     """One kvd and its links."""
 
-    def __init__(self, peers: int, costs: Costs, pause: float, dice: random.Random) -> None:
+    def __init__(self, every: list[float], costs: Costs, pause: float, dice: random.Random) -> None:
         self.costs, self.dice, self.pause = costs, dice, pause
         self.loop = _Loop()
-        self.links = [_Peer() for _ in range(peers)]
-        self.dying = max(1, peers // 10) if peers else 0
+        self.links = [_Peer(one) for one in every]
+        self.dying = max(1, len(every) // 10) if every else 0
+        self.exchanges = 2 * sum(1 / one for one in every)  # a second: as often as it asks it is asked
         self.known: list[float] = []
         self.unknown = self.wrongly_down = 0
         self.warm = 0.0
+        self.died = math.inf
 
     def live_and_let_die(self) -> None:
         """Everybody is linked; engines come, and are introduced; then a tenth dies at one moment."""
         loop, costs, dice = self.loop, self.costs, self.dice
-        own, others = costs.ping / 2, costs.look / 2
         for link in self.links:
-            loop.at(dice.uniform(0, SETTINGS.ping_seconds), lambda link=link: self._ping(link))  # type: ignore[misc]
-            self._again(dice.uniform(0, SETTINGS.ping_seconds), SETTINGS.ping_seconds, own, link)
-            self._again(dice.uniform(0, self.pause), self.pause, others, link)
-        for number, link in enumerate(self.links):
-            first = dice.uniform(0, self.pause)
-            loop.at(first, lambda link=link, even=not number % 2: self._look(link, introduce=even))  # type: ignore[misc]
+            self._ping_at(link, dice.uniform(0, link.every))
+            self._again(dice.uniform(0, link.every), link.every, costs.ping / 2, link)
+            self._again(dice.uniform(0, self.pause), self.pause, costs.look, link)
+        # Engines came everywhere: each kvd is looked at once, while other things get their turns.
+        loop.at(dice.uniform(0, LOOK_SECONDS), lambda: self._introduce(list(self.links)))
         self._again(0.1, 0.1, costs.idle / 10, None)
-        loop.run(SETTLE)
-        died = SETTLE
+        while not self.warm:
+            loop.run(loop.now + 1.0)
+        loop.run(max(loop.now, SETTLE) + dice.random())
+        died = self.died = loop.now
         for number, link in enumerate(dice.sample(self.links, self.dying)):
             link.dead, link.lost = True, bool(number % 2)
             if link.lost:
                 # The connection ends at once; it is down when none was made again for long enough.
-                loop.at(link.heard + SETTINGS.down_seconds, lambda link=link: self._down(link))  # type: ignore[misc]
+                since = link.heard if link.every <= SETTINGS.ping_seconds else died
+                loop.at(max(died, since + SETTINGS.down_seconds), lambda link=link: self._down(link))  # type: ignore[misc]
         loop.run(died + AFTER)
         dead = [link for link in self.links if link.dead]
         self.known = [link.down - died for link in dead if link.down]
@@ -167,22 +181,47 @@ class _Observer:
 
         def act() -> None:
             if link is None or not link.dead:
+                self._hear()
                 done = self.loop.work(seconds)
                 self.loop.at(max(self.loop.now + every, done), act)
 
         self.loop.at(first, act)
 
-    def _look(self, link: _Peer, *, introduce: bool) -> None:
-        if link.dead:
+    def _introduce(self, links: list[_Peer]) -> None:
+        done = self.loop.now
+        if links:
+            link = links.pop()
+            done = self.loop.work(self.costs.look / 2)
+            if link.every <= SETTINGS.ping_seconds:
+                # What a peer is told of ours costs us as much as what we are told of its.
+                done = self.loop.work(2 * self.costs.introduction)
+        if links:
+            self.loop.at(done, lambda: self._introduce(links))
+        else:
+            self.warm = max(done, PAUSE_SECONDS)
+
+    def _hear(self) -> None:
+        """Another kvd speaks: whether it is one that has heard of the silent ones."""
+        since = self.loop.now - self.died - SETTINGS.ping_seconds
+        if since <= 0 or not (silent := [link for link in self.links if link.dead and not link.lost]):
             return
-        done = self.loop.work(self.costs.look / 2)
-        if introduce:
-            # What a peer is told of ours costs us as much as what we are told of its.
-            done = self.warm = self.loop.work(2 * self.costs.introduction)
-        self.loop.at(done + self.pause, lambda: self._look(link, introduce=False))
+        hosts = len(self.links) + 1
+        if self.dice.random() >= 1 / (1 + (hosts - 1) * math.exp(-min(500.0, self.exchanges * since))):
+            return
+        for link in silent:
+            if not link.told and not link.down:
+                link.told, link.asked = True, min(link.asked, self.died)
+                if link.every > SETTINGS.ping_seconds:
+                    self._ping_at(link, self.loop.now)
+
+    def _ping_at(self, link: _Peer, when: float) -> None:
+        link.turn += 1
+        self.loop.at(when, lambda turn=link.turn: self._ping(link) if turn == link.turn else None)  # type: ignore[misc]
 
     def _ping(self, link: _Peer) -> None:
         began = self.loop.now
+        if link.heard >= link.asked and not link.told:
+            link.asked = began if link.every > SETTINGS.ping_seconds else link.heard
         sent = self.loop.work(self.costs.ping / 4)
         theirs = sent - began  # what the other one needs
         if not link.dead and 2 * theirs <= SETTINGS.ping_seconds:
@@ -193,15 +232,16 @@ class _Observer:
     def _pong(self, link: _Peer, began: float) -> None:
         heard = self.loop.work(self.costs.ping / 4)
         link.heard = heard
+        self._hear()
         if not link.lost:
-            self.loop.at(max(heard + PAUSE_SECONDS, began + SETTINGS.ping_seconds), lambda: self._ping(link))
+            self._ping_at(link, max(heard + PAUSE_SECONDS, began + link.every))
 
     def _unanswered(self, link: _Peer, began: float) -> None:
         now = self.loop.work(0.0)
-        if now - link.heard > SETTINGS.down_seconds:
+        if now - max(link.heard, link.asked) > SETTINGS.down_seconds:
             self._down(link)
         else:
-            self.loop.at(max(now, began + SETTINGS.ping_seconds) + PAUSE_SECONDS, lambda: self._ping(link))
+            self._ping_at(link, max(now, began + SETTINGS.ping_seconds) + PAUSE_SECONDS)
 
     def _down(self, link: _Peer) -> None:
         if not link.down:

@@ -123,16 +123,18 @@ def test_a_peer_that_alternates_between_two_troubles_is_told_of_once_for_each(
 
 
 class Answering:
-    """A connection whose other end answers each ping at once; it counts them."""
+    """A connection whose other end answers each ping at once, unless it is told not to; it counts them."""
 
     def __init__(self, owner: PeerLink) -> None:
-        self.owner, self.pings = owner, 0
+        self.owner, self.pings, self.answers = owner, 0, True
         self.unsent = self.buffers = 0
 
     def send(self, _before: bytes, frame: bytes) -> None:
         message, correlation = decode(frame)
         assert isinstance(message, Ping)
         self.pings += 1
+        if not self.answers:
+            return
         answer = encode(Pong(kvd_id="there", kvd_generation="g"), correlation)
         received = Received(answer, 1, len(answer))
         asyncio.get_running_loop().call_soon(self.owner.received, cast("Channel", self), received, None)
@@ -188,6 +190,37 @@ def test_a_link_that_nobody_needs_is_left_alone_until_somebody_asks(monkeypatch:
         made._hurry.set()
         while there.pings < 8:  # noqa: ASYNC110 - a ping announces nothing
             await asyncio.sleep(0)
+
+    answered(talk, monkeypatch)
+
+
+def test_a_quiet_peer_that_does_not_answer_others_is_asked_at_once_and_down_as_soon_as_for_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def talk(made: PeerLink, there: Answering, told: Told) -> None:
+        there.answers = False
+        since = time.monotonic()
+        await asyncio.sleep(0.04)
+        assert not made.suspect(since - 10.0)  # it answered here since then
+        assert there.pings == 1
+        assert made.suspect(since)
+        while not told.down:  # noqa: ASYNC110 - a link announces nothing
+            await asyncio.sleep(0)
+        assert there.pings > 1
+        assert time.monotonic() - since >= 0.05
+        assert not made.suspect(since)  # that is known now
+
+    answered(talk, monkeypatch)
+
+
+def test_what_others_say_of_a_peer_that_answers_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def talk(made: PeerLink, there: Answering, told: Told) -> None:
+        for pings in range(2, 5):
+            assert made.suspect(time.monotonic())
+            while there.pings < pings:  # noqa: ASYNC110 - a ping announces nothing
+                await asyncio.sleep(0)
+            await asyncio.sleep(0.02)
+        assert (made.state, told.down) == ("up", [])
 
     answered(talk, monkeypatch)
 
