@@ -4,8 +4,7 @@ At a rate of 1/50 a kvd believes that a second has passed when 50 have. It sends
 as ever, and has 50 times as much of a processor for them. So 256 hosts on two cores behave as 256 hosts with a third of
 a core each. What needs no processor does not get slower: a packet on loopback arrives 50 times sooner, by that clock.
 
-Threads that wait for a queue with a timeout wait by the wall's clock: kvd's ledger, which is no part of what is
-measured. Nor are a thread's and a process's own times changed, so costs are those of a real processor.
+A thread's and a process's own times are not changed, so costs are those of a real processor.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _poll = select.poll
 _select = selectors.EpollSelector.select
 _sleep = time.sleep
 _settimeout = socket.socket.settimeout
-_wait = threading.Event.wait
+_wait = threading.Condition.wait
 
 
 class _Poll:
@@ -74,10 +73,10 @@ def slow_down(slower: float) -> None:
     def timeout_of(self: socket.socket, seconds: float | None) -> None:
         _settimeout(self, None if seconds is None else seconds * slower)
 
-    def wait_for_event(self: threading.Event, seconds: float | None = None) -> bool:
+    def wait_notified(self: threading.Condition, seconds: float | None = None) -> bool:
         return _wait(self, None if seconds is None else seconds * slower)
 
-    threading.Event.wait = wait_for_event  # type: ignore[method-assign]
+    threading.Condition.wait = wait_notified  # type: ignore[method-assign]
     time.monotonic, time.time = monotonic, unix
     time.perf_counter = monotonic
     time.sleep = lambda seconds: _sleep(float(seconds) * slower)
