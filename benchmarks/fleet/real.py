@@ -61,8 +61,10 @@ class Death(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Churn(msgspec.Struct, frozen=True, kw_only=True):
-    """One decoding engine goes and comes back, alone: seconds until all that may prefill for it were told, and it was
-    told of them. ``processor`` is what both cost all hosts, beyond what they take anyway.
+    """One decoding engine goes and comes back, alone.
+
+    Seconds until all that may prefill for it were told, and it was told of them. ``processor`` is what both cost all
+    hosts, beyond what they take anyway.
     """
 
     left: float

@@ -76,7 +76,7 @@ def slow_down(slower: float) -> None:
     def wait_notified(self: threading.Condition, seconds: float | None = None) -> bool:
         return _wait(self, None if seconds is None else seconds * slower)
 
-    threading.Condition.wait = wait_notified  # type: ignore[method-assign]
+    threading.Condition.wait = wait_notified  # type: ignore[method-assign,assignment]
     time.monotonic, time.time = monotonic, unix
     time.perf_counter = monotonic
     time.sleep = lambda seconds: _sleep(float(seconds) * slower)

@@ -188,6 +188,12 @@ class Members:
         async for endpoint in paced(list(self._told), JOINS_A_TURN):
             self._look_at(endpoint, other_key)
         self._other_key = other_key
+        if len(self._joined) > (most := self._links.most):
+            self._warn(
+                "many",
+                f"{len(self._joined)} kvds are named, and this one links to {most} at most: the others are not reached."
+                " Give each group of engines that use each other a name or cluster of its own",
+            )
         await self._forget()
 
     async def _forget(self) -> None:

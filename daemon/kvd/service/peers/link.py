@@ -53,8 +53,8 @@ Dial = Callable[[ChannelOwner, DialKind], Awaitable[Channel]]
 class PeerLink:
     """The way to one other kvd, which is pinged from now on; ``me`` is a `Ping` without its ``using``.
 
-    ``dial`` makes a connection, for the peer that has the key in ``keys``. ``quiet_pause`` is how long a quiet link is
-    left alone, ``silences`` what others are told of those that do not answer.
+    ``dial`` makes a connection, for the peer that has the key in ``keys``. ``silences`` is what others are told of
+    those that do not answer.
     """
 
     def __init__(
@@ -66,7 +66,6 @@ class PeerLink:
         listener: Listener,
         me: Ping,
         keys: LinkKeys = NO_KEYS,
-        quiet_pause: Callable[[], float] = lambda: 0.0,
         silences: Silences | None = None,
     ) -> None:
         self.endpoint, self.keys = endpoint, keys
@@ -77,7 +76,7 @@ class PeerLink:
         self.generation = ""
         self.used = time.monotonic()
         self.changes, self.engines = 0, 0  # as the last `Pong` has them
-        self._quiet_pause, self._silences = quiet_pause, silences or Silences()
+        self._silences = silences or Silences()
         self._silence = Silence()
         self._hurry = asyncio.Event()
         self._dial, self._settings, self._events, self._listener = dial, settings, events, listener
@@ -247,7 +246,8 @@ class PeerLink:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise PeerAway(self._no_connection(seconds))
-                await _first(answer, self._connected, left)
+                either: list[asyncio.Future[Any]] = [answer, self._connected]
+                await asyncio.wait(either, timeout=left, return_when=asyncio.FIRST_COMPLETED)
                 if answer.done():
                     break  # the link went down meanwhile
             if channel is not None:
@@ -323,7 +323,7 @@ class PeerLink:
 
     async def _left_alone(self, answered: bool) -> bool:
         """Whether it was: nobody needs this link now. Returns as soon as somebody does, or its connection is lost."""
-        pause = self._quiet_pause() - self._settings.ping_seconds
+        pause = self._silences.pause() - self._settings.ping_seconds
         recently = time.monotonic() - self.used < QUIET_SECONDS
         if (
             recently
@@ -395,9 +395,3 @@ class PeerLink:
         for correlation in correlations:
             if not self._asked[correlation].done():
                 self._asked[correlation].set_exception(PeerAway(why))
-
-
-async def _first(one: asyncio.Future[Message], other: asyncio.Future[None], seconds: float) -> None:
-    """Return when either is done, or after so long."""
-    both: list[asyncio.Future[Any]] = [one, other]
-    await asyncio.wait(both, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)

@@ -39,7 +39,7 @@ IDLE_SECONDS = 120.0
 class PeerLinks:
     """The links by endpoint; made at first use, closed when nothing needs them.
 
-    ``here`` is where peers are told that this kvd is.
+    ``here`` is where peers are told that this kvd is, ``most`` how many links there may be.
     """
 
     def __init__(
@@ -53,10 +53,10 @@ class PeerLinks:
         here: Endpoint,
     ) -> None:
         self.links: dict[Endpoint, PeerLink] = {}
-        self.silences = Silences(self._suspect)
+        self.silences = Silences(self._suspect, self._quiet_pause)
         self.listener: Listener
         self.dialler = dialler
-        self._most = most
+        self.most = most
         self._settings = settings
         self._keys = keys
         self._events = events
@@ -94,7 +94,6 @@ class PeerLinks:
                 self.listener,
                 self._me,
                 LinkKeys(key, self._ours),
-                self._quiet_pause,
                 self.silences,
             )
             self._unproven[endpoint] = link
@@ -108,8 +107,8 @@ class PeerLinks:
 
     def _suspect(self, generation: str, since: float) -> bool:
         """Others had no answer of a kvd since then. Whoever is not linked is of no interest."""
-        found = (link for link in self.links.values() if link.generation == generation)
-        return any([link.suspect(since) for link in found])
+        found = [link for link in self.links.values() if link.generation == generation]
+        return any(link.suspect(since) for link in found)
 
     def _look_up(self, endpoint: Endpoint) -> None:
         whose = ASKER.get(), endpoint.host
@@ -214,7 +213,7 @@ class PeerLinks:
         What clients name may be anything. So half of the room is for peers that have answered. Of the others one of the
         oldest goes that could not be reached; if all of these are still being tried, the oldest.
         """
-        if len(self.links) < self._most and len(self._unproven) < self._most // 2:
+        if len(self.links) < self.most and len(self._unproven) < self.most // 2:
             return
         unproven: list[PeerLink] = []
         while self._unproven and not unproven:
@@ -223,11 +222,11 @@ class PeerLinks:
                     del self._unproven[candidate]
                 else:
                     unproven.append(link)
-        if len(self.links) >= self._most and not unproven:
+        if len(self.links) >= self.most and not unproven:
             raise PeerAway(
-                f"{self._most} other kvds are linked already; none can be added for {endpoint.host}"
+                f"{self.most} other kvds are linked already; none can be added for {endpoint.host}"
             )
-        if unproven and (len(self.links) >= self._most or len(self._unproven) >= self._most // 2):
+        if unproven and (len(self.links) >= self.most or len(self._unproven) >= self.most // 2):
             gone = next((link for link in unproven if link.failed), unproven[0])
             self._events.counters["peers.gave_way"] += 1
             del self.links[gone.endpoint], self._unproven[gone.endpoint]

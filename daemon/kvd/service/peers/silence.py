@@ -51,11 +51,16 @@ class Silence:
 class Silences:
     """Those that this kvd tells others of, by the generation of the kvd that is silent, with since when it is.
 
-    ``suspect`` is called with what others say: the generation, and since when. It says whether that is news.
+    ``suspect`` is called with what others say: the generation, and since when. It says whether that is news. ``pause``
+    is how long a link that nobody needs is left alone.
     """
 
-    def __init__(self, suspect: Callable[[str, float], bool] = lambda _generation, _since: False) -> None:
-        self._suspect = suspect
+    def __init__(
+        self,
+        suspect: Callable[[str, float], bool] = lambda _generation, _since: False,
+        pause: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        self._suspect, self.pause = suspect, pause
         self._since: dict[str, float] = {}
 
     def note(self, generation: str, since: float) -> None:

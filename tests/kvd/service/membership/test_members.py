@@ -31,6 +31,7 @@ class Links:
         self.ours: set[Endpoint] = set()
         self.keys: dict[Endpoint, str] = {}
         self.closed: list[Endpoint] = []
+        self.most = MOST_MEMBERS
 
     def expected(self, endpoint: Endpoint) -> str | None:
         return self.keys.get(endpoint, "key")
@@ -233,6 +234,22 @@ def test_five_thousand_hosts_are_cut_and_those_that_are_linked_stay() -> None:
         assert last in fleet.links.kept
         assert len(fleet.links.kept) == MOST_MEMBERS == fleet.members.row().members
         assert fleet.members._pause() == MOST_MEMBERS / module.LOOKS_A_SECOND
+
+    played(play)
+
+
+def test_more_members_than_there_may_be_links_are_told_of_with_both_numbers(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def play(fleet: Fleet) -> None:
+        fleet.links.most = 2
+        fleet.members.take(told(A, B))
+        await fleet.members.look()
+        assert "at most" not in caplog.text
+        fleet.members.take(told(A, B, C))
+        for _ in range(3):
+            await fleet.members.look()
+        assert caplog.text.count("3 kvds are named, and this one links to 2 at most") == 1
 
     played(play)
 

@@ -16,6 +16,7 @@ from kvd.service.errors import PeerAway
 from kvd.service.peers import link
 from kvd.service.peers.link import Dial, PeerLink
 from kvd.service.peers.listener import Listener
+from kvd.service.peers.silence import Silences
 from kvd.service.peers.troubles import LinkKeys
 from kvd.service.sockets.channel import Channel
 from kvd.service.sockets.events import Events
@@ -166,7 +167,7 @@ def answered(
         made = PeerLink(
             THERE, cast("Dial", dial), PeerSettings(ping_seconds=0.01, down_seconds=0.05),
             Events(None, Counter()), cast("Listener", told), Ping(kvd_id="here", kvd_generation="g"),
-            quiet_pause=lambda: 60.0,
+            silences=Silences(pause=lambda: 60.0),
         )  # fmt: skip
         try:
             async with asyncio.timeout(10):
