@@ -29,6 +29,8 @@ from kvd.service.peers.parts import ClientSender
 from kvd.service.peers.subscribers import Subscribers
 from kvd.service.peers.trust import Keys
 from kvd.service.permission import Operators
+from kvd.service.prefixes.following import Followers
+from kvd.service.prefixes.hints import Hints
 from kvd.service.slices import Slices
 from kvd.service.sockets.events import Events
 from kvd.service.sockets.router import Router
@@ -62,6 +64,8 @@ class Daemon:
     parts: ClientSender
     comparers: ComparerPool
     outcomes: OutcomeCounts
+    hints: Hints
+    followers: Followers
     sockets: Sockets
     local: Router
     peer: Router | None = None

@@ -11,6 +11,7 @@ from kvd.service.engines.local_engine import Client, LocalEngine
 from kvd.service.handlers import registration
 from kvd.service.handlers.handshake import engines_changed
 from kvd.service.slices import spread
+from kvd.wire.identity import HERE
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,8 @@ class RegistryWiring:
 
     def client_gone(self, client: Client) -> None:
         """Its process is not watched any more; leases die with their scheduler, and so do claims on others'."""
+        if client.kind == "scheduler":
+            self.daemon.hints.drop((HERE, client.engine.engine_id), of=client.incarnation)
         self.daemon.liveness.unwatch(client)
         self.daemon.leases.owner_gone(client)
         self.daemon.drains.client_gone(client)

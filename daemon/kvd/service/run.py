@@ -46,6 +46,8 @@ from kvd.service.peers.homes import Homes
 from kvd.service.peers.links import PeerLinks
 from kvd.service.peers.parts import ClientSender
 from kvd.service.peers.trust import Keys
+from kvd.service.prefixes.following import Followers
+from kvd.service.prefixes.hints import Hints
 from kvd.service.registry_wiring import RegistryWiring
 from kvd.service.reload import reloading
 from kvd.service.runtime_directory import RuntimeDirectory, hold
@@ -150,6 +152,7 @@ async def _running(
         stack.callback(daemon.leases.close)
         stack.callback(daemon.drains.close)
         stack.push_async_callback(daemon.links.close)
+        stack.push_async_callback(daemon.followers.close)
         stack.push_async_callback(daemon.comparers.close)
         stack.push_async_callback(daemon.readers.close)
         stack.push_async_callback(daemon.homes.close)
@@ -233,6 +236,7 @@ def _assemble(config: Config, myself: Myself, keys: Keys | None, bound: _Bound, 
     handshakes = Handshakes(
         myself, registry, links, events, parts.send, CompatibilityCache(comparers.turn, counters), config.peer,
     )  # fmt: skip
+    hints = Hints(counters)
     links.listener = handshakes
     links.written = frozenset(Endpoint(*endpoint(text, "peer.connect")) for text in config.peer.connect)
     daemon = Daemon(
@@ -260,6 +264,8 @@ def _assemble(config: Config, myself: Myself, keys: Keys | None, bound: _Bound, 
         parts=parts,
         comparers=comparers,
         outcomes=counts,
+        hints=hints,
+        followers=Followers(links, hints, handshakes.peers, counters),
         local=router,
         sockets=bound.sockets,
         peer=bound.peer,
@@ -342,6 +348,7 @@ async def _forget(daemon: Daemon) -> None:
 
 
 async def _drain(daemon: Daemon) -> None:
+    daemon.hints.close()
     for router in (daemon.local, daemon.peer):
         if router is not None:
             with contextlib.suppress(LedgerError):

@@ -17,6 +17,7 @@ Wire versions
        kvd tells workers of a confirmed claim where that names a generation (`kvd.wire.lease`)
        operators ask what workers hold of their peers, and have it given up (`kvd.wire.agent`)
        schedulers ask who holds a prefix, workers whether it still did when they had read it (`kvd.wire.prefix`)
+       schedulers tell which prefixes their engines hold, kvds ask each other for it (`kvd.wire.hints`)
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from kvd.wire import (
     checksum,
     drain,
     handshake,
+    hints,
     lease,
     order,
     outcomes,
@@ -59,6 +61,7 @@ _FAMILIES = (
     checksum,
     drain,
     handshake,
+    hints,
     lease,
     order,
     outcomes,

@@ -91,6 +91,9 @@ BYTES = {
     # The hashes of a prompt: a million tokens in blocks of 16 have 2 MB of them. And the blocks in which it is held.
     "find_prefix": 3 * MIB,
     "prefix_found": 4 * MIB,
+    "tell_hints": 2 * MIB,  # 65,536 tags that came, and as many that went
+    "get_hints": 512 * KIB,
+    "hints_told": 4 * MIB,
     # The same between the kvds of one engine: a card, what a worker asks or is asked, a part of a peer's card.
     "join_worker": 4 * MIB,
     "part_alive": 4 * MIB,

@@ -32,7 +32,7 @@ class FindPrefix(Request, tag="find_prefix", frozen=True, kw_only=True):
     From a scheduler to its kvd, from there to other kvds, and from a kvd to the schedulers of its engines.
 
     ``hashes`` are those of the prompt's blocks of ``hash_tokens`` tokens, one after the other, made in the way that
-    ``scheme`` names. ``reader`` names this one read. Answered by `PrefixFound`.
+    ``scheme`` names. ``reader`` names this one read. ``holder``: only that engine is asked. Answered by `PrefixFound`.
     """
 
     local_engine: Id
@@ -42,6 +42,7 @@ class FindPrefix(Request, tag="find_prefix", frozen=True, kw_only=True):
     hashes: Blob
     most: Count
     beyond: Count = 0
+    holder: Id = ""
 
 
 class PrefixFound(Reply, tag="prefix_found", frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ from kvd.service.handlers import (
     checksums,
     drains,
     handshake,
+    hints,
     hosts,
     leases,
     open_leases,
@@ -31,6 +32,7 @@ from kvd.wire.checksum import GetSums
 from kvd.wire.drain import DrainEngines
 from kvd.wire.frame import kind_of
 from kvd.wire.handshake import DescribeEngine, GetPeer, Ping
+from kvd.wire.hints import GetHints, TellHints
 from kvd.wire.lease import LeaseClaim, LeaseClosed, LeaseOpened, LeaseRelease
 from kvd.wire.order import ClearForced, EndLease, ForceMiss, GetForced, ReportForced
 from kvd.wire.outcomes import GetOutcomes, ReportOutcomes
@@ -65,6 +67,7 @@ def local_handlers(daemon: Daemon) -> Mapping[type[Any], Handler]:
         GetSums: by_home(checksums.from_worker),
         FindPrefix: partial(prefixes.find_prefix, daemon),
         CheckPrefix: partial(prefixes.check_prefix, daemon),
+        TellHints: partial(hints.tell_hints, daemon),
         DrainEngines: partial(drains.drain_engines, daemon),
         ForceMiss: partial(orders.force_miss, daemon),
         ClearForced: partial(orders.clear_forced, daemon),
@@ -99,6 +102,7 @@ def peer_handlers(daemon: Daemon) -> Mapping[type[Any], Handler]:
         GetSums: partial(checksums.from_peer, daemon),
         FindPrefix: partial(prefixes.peer_find_prefix, daemon),
         CheckPrefix: partial(prefixes.peer_check_prefix, daemon),
+        GetHints: partial(hints.get_hints, daemon),
         ListEngines: partial(queries.engines_here, daemon),
         GetOutcomes: partial(outcomes.from_peer, daemon),
         JoinWorker: partial(parts.join_worker, daemon),

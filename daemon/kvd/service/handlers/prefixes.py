@@ -1,14 +1,15 @@
 """Prefixes: who holds one, asked of the engines here and of other kvds; and whether a holder still held what was read.
 
 Only an engine that was given a holder's card is told of what that holds. Whoever is not gets the answer of one who asks
-for what nobody has.
+for what nobody has. Of the holders only those are asked that hold enough by their hints (`kvd.service.prefixes`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+import random
 from collections.abc import Awaitable, Iterable
+from typing import NamedTuple
 
 import msgspec
 
@@ -24,7 +25,20 @@ from kvd.wire.prefix import SCHEME_FACT, CheckPrefix, FindPrefix, PrefixFound, P
 
 FIND_SECONDS = 0.25
 """How long a scheduler, or another kvd, is waited for. The one who asks waits less, as a rule."""
+NEXT_SECONDS = 0.02
+"""After so long without an answer the next holder is asked as well."""
+MOST_HOLDERS = 4
+"""Holders that are asked, one after the other, because of their hints."""
 NOTHING = PrefixFound()
+
+
+class _Hinted(NamedTuple):
+    """An engine that holds so many tokens of the prompt by its hint. Of equals those of this host come first."""
+
+    tokens: int
+    near: bool
+    where: Endpoint
+    engine_id: str
 
 
 async def find_prefix(daemon: Daemon, caller: Caller, message: FindPrefix) -> PrefixFound:
@@ -34,20 +48,31 @@ async def find_prefix(daemon: Daemon, caller: Caller, message: FindPrefix) -> Pr
     """
     client = scheduler_of(daemon, caller, message.local_engine)
     asker = daemon.registry.engines[client.engine.engine_id]
-    holders: defaultdict[Endpoint, list[str]] = defaultdict(list)
+    hinted: list[_Hinted] = []
+    unknown: set[tuple[Endpoint, str]] = set()
     for (where, engine_id), peer in daemon.handshakes.peers.items():
         facts = peer.card.engine.facts
         if (
-            peer.state == "ready"
-            and facts.get(SCHEME_FACT) == message.scheme
-            and peer.users.get(asker.facts.engine_id) == asker.generation
+            peer.state != "ready"
+            or facts.get(SCHEME_FACT) != message.scheme
+            or peer.users.get(asker.facts.engine_id) != asker.generation
         ):
-            holders[where].append(engine_id)
-    neighbours = (daemon.registry.engines.get(name) for name in holders.pop(HERE, ()))
-    here = [engine for engine in neighbours if engine is not None and engine.uid == client.uid]
-    asked: list[Awaitable[PrefixFound]] = [_ask_scheduler(daemon, engine, message) for engine in here]
-    asked += [_ask_kvd(daemon, where, message) for where in holders]
-    found = await _longest(asked)
+            continue
+        generation = peer.card.generation
+        if where == HERE:
+            engine = daemon.registry.engines.get(engine_id)
+            if engine is None or engine.uid != client.uid or engine.scheduler is None:
+                continue
+            generation = engine.scheduler.incarnation
+        hint = daemon.hints.get((where, engine_id), generation)
+        if hint is None:
+            # One question reaches all engines of another kvd.
+            unknown.add((where, engine_id if where == HERE else ""))
+        elif (held := hint.held(message.hashes, message.hash_tokens)) and held + hint.step > message.beyond:
+            hinted.append(_Hinted(held, where == HERE, where, engine_id))
+    for where in {where for where, _ in unknown if where != HERE}:
+        daemon.followers.follow(where)
+    found = await _best(daemon, message, hinted, unknown)
     daemon.counters["prefixes.asked"] += 1
     daemon.counters["prefixes.found"] += found.tokens > 0
     daemon.counters["prefixes.found_tokens"] += found.tokens
@@ -59,9 +84,11 @@ async def peer_find_prefix(daemon: Daemon, caller: Caller, message: FindPrefix) 
     engines = [
         engine
         for engine_id, engine in daemon.registry.engines.items()
-        if engine.facts.facts.get(SCHEME_FACT) == message.scheme and knows_engine(daemon, caller, engine_id)
+        if message.holder in ("", engine_id)
+        and engine.facts.facts.get(SCHEME_FACT) == message.scheme
+        and knows_engine(daemon, caller, engine_id)
     ]
-    return await _longest(_ask_scheduler(daemon, engine, message) for engine in engines)
+    return _longest(await asyncio.gather(*(_ask_scheduler(daemon, engine, message) for engine in engines)))
 
 
 async def check_prefix(daemon: Daemon, caller: Caller, message: CheckPrefix) -> PrefixKept:
@@ -88,6 +115,48 @@ async def _check(daemon: Daemon, message: CheckPrefix) -> PrefixKept:
     return answer
 
 
+async def _best(
+    daemon: Daemon, message: FindPrefix, hinted: list[_Hinted], unknown: set[tuple[Endpoint, str]]
+) -> PrefixFound:
+    """The longest prefix that anybody answers.
+
+    Whoever tells no hints is asked at once. The others are asked in turn, from the longest on, until somebody has
+    answered with at least as much as all that are left hold by their hints. Of equals any may be the first.
+    """
+    asking = [_ask(daemon, where, engine_id, message) for where, engine_id in sorted(unknown, key=str)]
+    pending = {asyncio.ensure_future(one) for one in asking}
+    best = NOTHING
+    random.shuffle(hinted)
+    hinted.sort(key=lambda one: one[:2], reverse=True)
+    for tokens, _, where, engine_id in hinted[:MOST_HOLDERS]:
+        if best.tokens >= tokens and best.tokens > message.beyond:
+            break
+        question = msgspec.structs.replace(message, holder=engine_id)
+        task = asyncio.ensure_future(_hinted(daemon, where, engine_id, question))
+        await asyncio.wait({task}, timeout=NEXT_SECONDS)
+        pending.add(task)
+        done = {one for one in pending if one.done()}
+        pending -= done
+        best = _longest([best, *(one.result() for one in done)])
+    return _longest([best, *await asyncio.gather(*pending)])
+
+
+async def _hinted(daemon: Daemon, where: Endpoint, engine_id: str, message: FindPrefix) -> PrefixFound:
+    """The answer of an engine whose hint says that it holds enough; where it does not the question was wasted."""
+    found = await _ask(daemon, where, engine_id, message)
+    daemon.counters["prefixes.questions"] += 1
+    daemon.counters["prefixes.questions_wasted"] += found.tokens == 0
+    return found
+
+
+def _ask(daemon: Daemon, where: Endpoint, engine_id: str, message: FindPrefix) -> Awaitable[PrefixFound]:
+    return (
+        _ask_scheduler(daemon, daemon.registry.engines[engine_id], message)
+        if where == HERE
+        else _ask_kvd(daemon, where, message)
+    )
+
+
 async def _ask_scheduler(daemon: Daemon, engine: LocalEngine, message: FindPrefix) -> PrefixFound:
     if engine.scheduler is None or not engine.up or engine.facts.engine_id == message.local_engine:
         return NOTHING
@@ -109,6 +178,6 @@ async def _ask_kvd(daemon: Daemon, where: Endpoint, message: FindPrefix) -> Pref
     return msgspec.structs.replace(found, endpoint=where)
 
 
-async def _longest(asked: Iterable[Awaitable[PrefixFound]]) -> PrefixFound:
+def _longest(answers: Iterable[PrefixFound]) -> PrefixFound:
     """The longest of the answers, of equals the first."""
-    return max([NOTHING, *await asyncio.gather(*asked)], key=lambda found: found.tokens)
+    return max([NOTHING, *answers], key=lambda found: found.tokens)

@@ -300,6 +300,8 @@ def gauges(daemon: Daemon, untrusted: int) -> dict[str, float]:
     values["received.reserved_bytes"] = float(daemon.sockets.shared.reservations.total)
     values["sent.unread_bytes"] = float(daemon.sockets.shared.unsent.total)
     values["peer_engines.known"] = float(len(daemon.handshakes.peers))
+    values["prefixes.tags"] = float(daemon.hints.kept)
+    values["prefixes.followed"] = float(len(daemon.followers))
     values["handshakes.prepared"] = float(daemon.prepared and not daemon.comparers.trouble)
     values["ledger.open"] = float(daemon.ledger.state.open)
     values["ledger.rows"] = float(daemon.ledger.state.rows)

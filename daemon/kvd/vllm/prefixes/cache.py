@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from kvd.vllm.errors import UnsupportedBuild
 from kvd.vllm.memory.groups import GroupFacts
+from kvd.vllm.prefixes.boundaries import Boundaries, every, split
 
 MOST_LOOKS = 8
 """Times that a shorter prefix is looked for where a block of a longer one is not complete."""
@@ -39,8 +40,11 @@ class HeldPrefix(NamedTuple):
 class PrefixCache:
     """One engine's. `look_up` and `holds` are called on any thread, all else in vLLM's step."""
 
-    def __init__(self, manager: Any, groups: Sequence[GroupFacts]) -> None:
-        """``manager`` is vLLM's KVCacheManager. Raises `UnsupportedBuild`."""
+    def __init__(self, manager: Any, groups: Sequence[GroupFacts], least: int = 1) -> None:
+        """``manager`` is vLLM's KVCacheManager. Peers are told of a prefix each ``least`` tokens.
+
+        Raises `UnsupportedBuild`.
+        """
         self._coordinator, self._pool = manager.coordinator, manager.block_pool
         self._groups = tuple(groups)
         if not hasattr(self._pool, "unpin_blocks"):
@@ -51,6 +55,10 @@ class PrefixCache:
         self._marks: dict[int, int] = {}
         self._complete: dict[int, CompleteBlock] = {}
         self._last = 0
+        self._by_group = [0] * len(self._groups)
+        self.boundaries = Boundaries(
+            len(self._groups), self.hash_tokens, every(self._groups, self.hash_tokens, least)
+        )
 
     @property
     def hash_tokens(self) -> int:
@@ -61,6 +69,11 @@ class PrefixCache:
         """How many blocks are complete, on any thread."""
         return len(self._complete)
 
+    @property
+    def by_group(self) -> tuple[int, ...]:
+        """The same, of each group."""
+        return tuple(self._by_group)
+
     def watch(self, block: Any) -> int:
         """Have vLLM tell when it gives this block away, which somebody holds just now. Gives its mark."""
         mark = self._marks.get(block.block_id)
@@ -70,12 +83,18 @@ class PrefixCache:
             self._let_go((block,))
         return mark
 
-    def complete(self, block: Any, mark: int) -> None:
-        """What is to stand in the block has been computed, if it is the one that had this mark."""
+    def complete(self, block: Any, mark: int, end: int) -> None:
+        """What is to stand in the block has been computed, if it is the one that had this mark.
+
+        It is up to a prompt's ``end``-th token.
+        """
         if self._marks.get(block.block_id) == mark and block.block_hash is not None:
             known = self._complete.get(block.block_id)
             if known is None or known.hash != block.block_hash:
+                self._forget(known)
                 self._complete[block.block_id] = CompleteBlock(mark, block.block_hash)
+                self._by_group[split(block.block_hash)[1]] += 1
+                self.boundaries.add(block.block_hash, end)
 
     def look_up(self, hashes: list[bytes], beyond: int, most: int) -> HeldPrefix | None:
         """The longest prefix that is held here, of more than ``beyond`` and at most ``most`` tokens."""
@@ -142,8 +161,13 @@ class PrefixCache:
 
     def _given_away(self, block: Any) -> None:
         """The block goes to somebody, or vLLM forgets all."""
-        self._complete.pop(block.block_id, None)
+        self._forget(self._complete.pop(block.block_id, None))
         self._marks.pop(block.block_id, None)
+
+    def _forget(self, complete: CompleteBlock | None) -> None:
+        if complete is not None:
+            self._by_group[split(complete.hash)[1]] -= 1
+            self.boundaries.remove(complete.hash)
 
 
 def _ids(blocks: Sequence[Sequence[Any]]) -> tuple[tuple[int, ...], ...]:

@@ -85,7 +85,7 @@ class PrefixHolder:
         waiting = []
         for end, block, mark in one.waiting:
             if end <= done:
-                self.cache.complete(block, mark)
+                self.cache.complete(block, mark, end)
             else:
                 waiting.append((end, block, mark))
         one.waiting = waiting

@@ -9,6 +9,7 @@ from kvd.vllm.memory.groups import GroupFacts
 from kvd.vllm.prefixes.cache import PrefixCache
 from kvd.vllm.prefixes.holder import PrefixHolder
 from kvd.vllm.prefixes.seeker import PrefixSeeker
+from kvd.vllm.prefixes.telling import HintTeller
 from kvd.vllm.vllm_types import VllmRequest, VllmStep
 from kvd.wire.frame import Message
 from kvd.wire.identity import EngineFacts
@@ -40,17 +41,20 @@ class Prefixes:
         self._claim = claim
         self._scheme = str(engine.facts.get(SCHEME_FACT) or "")
         self._holder: PrefixHolder | None = None
+        self._teller: HintTeller | None = None
         self._seeker: PrefixSeeker | None = None
 
     def bind(self, manager: Any) -> None:
         """Share what vLLM's KVCacheManager has. Raises `UnsupportedBuild`."""
         if not self._scheme:
             return
-        cache = PrefixCache(manager, self._groups)
+        cache = PrefixCache(manager, self._groups, self._settings.prefix_least)
         self._holder = PrefixHolder(cache, self._groups, self._scheme)
         self._seeker = PrefixSeeker(
             self._settings, self._engine.engine_id, self._session(), self._scheme, cache.hash_tokens
         )
+        self._teller = HintTeller(self._engine.engine_id, cache.boundaries, self._session())
+        self._teller.changed()
 
     def allocated(self, request: VllmRequest, tables: Sequence[Sequence[Any]]) -> None:
         """A request has blocks, in vLLM's own lists."""
@@ -61,11 +65,15 @@ class Prefixes:
         """A step is about to run."""
         if self._holder is not None and output is not None:
             self._holder.step(output)
+        if self._teller is not None:
+            self._teller.changed()
 
     def finished(self, request: VllmRequest) -> None:
         """A request ended; its blocks are still its own."""
         if self._holder is not None:
             self._holder.finished(request)
+        if self._teller is not None:
+            self._teller.changed()
         if self._seeker is not None:
             self._seeker.forget(request.request_id)
 
@@ -79,6 +87,11 @@ class Prefixes:
         if found is not None:
             self._claim(request.request_id, found.prefill, found.reader)
         return False
+
+    def registering(self) -> None:
+        """Kvd is about to be told who we are, on the session's thread."""
+        if self._teller is not None:
+            self._teller.forgotten()
 
     def answer(self, message: Message) -> Message | None:
         """What another engine is told of what is held here, on the session's thread."""

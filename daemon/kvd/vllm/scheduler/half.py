@@ -383,6 +383,7 @@ class SchedulerHalf:
         leases, more = self._leases.presented(self.engine.engine_id, now)
         for delivery in more:
             self._session.deliver(*delivery)
+        self.prefixes.registering()
         return RegisterScheduler(
             engine=self.engine, incarnation=self.incarnation, pid=os.getpid(), policy=self.policy,
             leases=leases, readers=longest(self._readers(now)), complete=not more,

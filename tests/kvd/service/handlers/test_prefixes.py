@@ -2,78 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 
 import msgspec
 import pytest
 
 from kvd.client.errors import RefusedByDaemon
-from kvd.client.session import KvdSession
-from kvd.wire.frame import Message
-from kvd.wire.handshake import GetPeer
-from kvd.wire.identity import HERE, Endpoint, EngineFacts
-from kvd.wire.prefix import SCHEME_FACT, CheckPrefix, FindPrefix, PrefixFound, PrefixKept
-from tests.support.daemons import Daemon, daemons, facts, scheduler, session, worker
-
-LONG = 30.0
-SCHEME = "sha256/0"
-
-
-def sharing(name: str, scheme: str = SCHEME) -> EngineFacts:
-    engine = facts(name)
-    return msgspec.structs.replace(engine, role="both", facts={**engine.facts, SCHEME_FACT: scheme})
-
-
-class Holder:
-    """An engine that holds ``tokens`` of every prompt, and has kept what ``kept`` says."""
-
-    def __init__(self, tokens: int) -> None:
-        self.tokens, self.kept = tokens, True
-        self.heard: list[Message] = []
-        self.generation = ""
-
-    def take(self, message: Message) -> Message | None:
-        if isinstance(message, FindPrefix):
-            self.heard.append(message)
-            return PrefixFound(tokens=self.tokens, blocks=((self.tokens,),), first_blocks=(0,))
-        if isinstance(message, CheckPrefix):
-            self.heard.append(message)
-            return PrefixKept(kept=self.kept)
-        return None
-
-
-@contextlib.contextmanager
-def holding(kvd: Daemon, engine: EngineFacts, tokens: int) -> Iterator[Holder]:
-    made = Holder(tokens)
-    with session(kvd, worker(engine)) as first, session(kvd, scheduler(engine), made.take):
-        made.generation = first.wait(lambda s: bool(s.engine_generation), LONG).engine_generation
-        yield made
-
-
-@contextlib.contextmanager
-def reading(kvd: Daemon, name: str = "d") -> Iterator[KvdSession]:
-    """The scheduler of an engine that may ask."""
-    engine = sharing(name)
-    with session(kvd, worker(engine)), session(kvd, scheduler(engine)) as made:
-        made.wait(lambda s: bool(s.engine_generation), LONG)
-        yield made
-
-
-def question(scheme: str = SCHEME, engine: str = "d") -> FindPrefix:
-    return FindPrefix(
-        local_engine=engine, reader="r", scheme=scheme, hash_tokens=16, hashes=b"h" * 64, most=40, beyond=3
-    )
-
-
-def introduce(kvd: Daemon, name: str, endpoint: Endpoint = HERE) -> None:
-    kvd.ask(GetPeer(local_engine="d", engine_id=name, endpoint=endpoint))
-
-
-def found(asker: KvdSession, asked: FindPrefix) -> PrefixFound:
-    answer = asker.call(asked, LONG).result(LONG)
-    assert isinstance(answer, PrefixFound)
-    return answer
+from kvd.wire.identity import HERE
+from kvd.wire.prefix import CheckPrefix, PrefixFound, PrefixKept
+from tests.support.daemons import Daemon, daemons, facts, session, worker
+from tests.support.prefix_holders import LONG, found, holding, introduce, question, reading, sharing
 
 
 @pytest.fixture

@@ -1,0 +1,65 @@
+"""Hints: what schedulers tell of what their engines hold, and what other kvds are told of it.
+
+Only of an engine whose card it was given is a kvd told, as it may ask for prefixes of no other one.
+"""
+
+from __future__ import annotations
+
+import time
+
+from kvd.service.daemon import Daemon
+from kvd.service.handlers.hosts import knows_engine
+from kvd.service.handlers.senders import scheduler_of
+from kvd.service.sockets.router import Caller
+from kvd.wire.hints import WAIT_SECONDS, EngineHints, GetHints, HintsTaken, HintsTold, TellHints
+from kvd.wire.identity import HERE
+from kvd.wire.limits import bytes_allowed
+from kvd.wire.prefix import SCHEME_FACT
+
+MOST_BYTES = bytes_allowed("hints_told") - (256 << 10)
+"""Tags of one answer, with room left for names."""
+LONGEST_PAUSE = 60.0
+
+
+async def tell_hints(daemon: Daemon, caller: Caller, message: TellHints) -> HintsTaken:
+    """Take what an engine's scheduler tells. Raises `RequestRefused` for anyone else."""
+    client = scheduler_of(daemon, caller, message.engine_id)
+    daemon.counters["prefixes.hints"] += 1
+    version = daemon.hints.take((HERE, message.engine_id), client.incarnation, message.change)
+    return HintsTaken(version=version)
+
+
+async def get_hints(daemon: Daemon, caller: Caller, message: GetHints) -> HintsTold:
+    """What is new of engines here whose cards the asking kvd was given, once there is anything."""
+    await daemon.hints.paused(min(message.after, LONGEST_PAUSE))
+    until = time.monotonic() + WAIT_SECONDS
+    while not (news := _news(daemon, caller, message)):
+        left = until - time.monotonic()
+        if left <= 0 or daemon.hints.closed:
+            break
+        await daemon.hints.woken(left)
+    daemon.counters["prefixes.hints_given"] += len(news)
+    return HintsTold(engines=news)
+
+
+def _news(daemon: Daemon, caller: Caller, message: GetHints) -> tuple[EngineHints, ...]:
+    known = {(one.engine_id, one.generation): one.version for one in message.known}
+    news: list[EngineHints] = []
+    size = 0
+    for engine_id, engine in daemon.registry.engines.items():
+        if (
+            engine.scheduler is None
+            or not engine.up
+            or not engine.facts.facts.get(SCHEME_FACT)
+            or not knows_engine(daemon, caller, engine_id)
+        ):
+            continue
+        version = known.get((engine_id, engine.generation), 0)
+        change = daemon.hints.since(engine_id, engine.scheduler.incarnation, version)
+        if change is None:
+            continue
+        size += len(change.added) + len(change.dropped)
+        if news and size > MOST_BYTES:
+            break  # the next question asks for the rest
+        news.append(EngineHints(engine_id=engine_id, generation=engine.generation, change=change))
+    return tuple(news)
