@@ -10,11 +10,13 @@ import typer
 from kvctl.cli.completion import SHELLS, script
 from kvctl.cli.parsing import one_of
 from kvctl.commands import engines, workers
+from kvctl.commands.prefixes import cache
 from kvctl.commands.running import agents, leases
 from kvctl.explained.entries import codes
 from kvctl.ledger.statistics import ORDERS
 from kvctl.views.engines import engine_columns
 from kvctl.views.picking import column_name
+from kvctl.views.prefixes.cache import cache_columns
 from kvctl.views.registry import views
 from kvctl.views.running.agents import agent_columns
 from kvctl.views.running.leases import lease_columns
@@ -54,6 +56,7 @@ def words() -> dict[str, tuple[str, ...]]:
         "workers": (tuple(workers.SORTS), worker_columns((), wide=True)),
         "leases": (tuple(leases.SORTS), lease_columns(wide=True)),
         "agents": (tuple(agents.SORTS), agent_columns(wide=True)),
+        "cache": (tuple(cache.SORTS), cache_columns(wide=True)),
         "transfers": (tuple(ORDERS), transfer_columns((), wide=True)),
     }
     sorts = {

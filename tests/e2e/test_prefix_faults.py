@@ -59,6 +59,12 @@ def alone(pair: Sharing, prompt: list[int]) -> tuple[int, ...]:
     return answered.token_ids
 
 
+def compute(pair: Sharing, prompt: list[int]) -> None:
+    """The first engine computes a prompt, and both kvds know that it holds it."""
+    assert pair.engines["a"].submit(prompt, 1).result(120).error == ""
+    pair.settle()
+
+
 def forget(pair: Sharing) -> None:
     """Fill the first engine's cache with other prompts."""
     others = [pair.engines["a"].submit(prompt_of(1000, seed=100 + n), 1) for n in range(8)]
@@ -79,7 +85,7 @@ def held_back(
     Gives the right answer, how many reads there were before, and the answer that is to come.
     """
     expected, before = alone(pair, prompt), len(pair.read("b", "a"))
-    pair.engines["a"].submit(prompt, 1).result(120)
+    compute(pair, prompt)
     (folder / "read").unlink(missing_ok=True)
     (folder / "hold").touch()
     asked = pair.engines["b"].submit(prompt, ANSWER)
@@ -109,7 +115,7 @@ def test_what_was_read_is_used_only_if_it_was_held_until_then(pair: Sharing, fol
 def test_an_evicted_prefix_is_not_found(pair: Sharing) -> None:
     prompt = prompt_of(TOKENS, seed=2)
     expected, before = alone(pair, prompt), len(pair.read("b", "a"))
-    pair.engines["a"].submit(prompt, 1).result(120)
+    compute(pair, prompt)
     forget(pair)
     answered = pair.engines["b"].submit(prompt, ANSWER).result(120)
     assert (answered.token_ids, answered.num_cached_tokens) == (expected, 0)
@@ -119,7 +125,7 @@ def test_an_evicted_prefix_is_not_found(pair: Sharing) -> None:
 def test_a_holder_that_stands_still_costs_the_wait_and_no_more(pair: Sharing) -> None:
     prompt = prompt_of(TOKENS, seed=3)
     expected = alone(pair, prompt)
-    pair.engines["a"].submit(prompt, 1).result(120)
+    compute(pair, prompt)
     with halted(engine_pids(pair.engines["a"]).executing):
         answered = pair.engines["b"].submit(prompt, ANSWER).result(120)
     assert (answered.token_ids, answered.num_cached_tokens) == (expected, 0)
@@ -129,7 +135,7 @@ def test_a_holder_that_stands_still_costs_the_wait_and_no_more(pair: Sharing) ->
 def test_a_kvd_that_was_killed_and_is_back_finds_what_is_held(pair: Sharing, which: str) -> None:
     prompt = prompt_of(TOKENS, seed=4)
     expected = alone(pair, prompt)
-    pair.engines["a"].submit(prompt, 1).result(120)
+    compute(pair, prompt)
     kvd = pair.hosts[which]
     endpoint = kvd.endpoint()
     kvd.process.kill()
@@ -141,6 +147,7 @@ def test_a_kvd_that_was_killed_and_is_back_finds_what_is_held(pair: Sharing, whi
     kvd.process = start_kvd(kvd.name, kvd.directory, listen=f"{endpoint.host}:{endpoint.port}").process
     wait_for(lambda: pair.lives(which), 60.0)
     pair.introduce()
+    pair.settle()
     answered = pair.engines["b"].submit(prompt, ANSWER).result(120)
     assert (answered.token_ids, answered.num_cached_tokens) == (expected, HELD)
 

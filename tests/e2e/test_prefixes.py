@@ -56,6 +56,7 @@ def test_an_engine_computes_of_a_prompt_what_nobody_holds(llama: Sharing) -> Non
     prompt = prompt_of(300)
     held, before = 0, ""
     for name in ("a", "b", "c", "d"):
+        llama.settle()
         answered = llama.engines[name].submit(prompt, ANSWER).result(120)
         assert answered.error == ""
         assert answered.num_cached_tokens == held
@@ -76,6 +77,7 @@ def test_the_next_turn_finds_at_the_prefiller_what_the_decoder_answered(llama: S
     prefiller, decoder = llama.engines["b"], llama.engines["c"]
     prompt = prompt_of(2 * BLOCK - 6, seed=50)
     for turn in range(2):
+        llama.settle()
         prefilled = prefiller.submit(prompt, 1, PREFILL_PARAMS).result(120)
         params = dict(prefilled.kv_transfer_params or {})
         params.pop("remote_prefill_cached_tokens", None)
@@ -95,6 +97,7 @@ def test_states_come_with_the_attention_where_vllm_kept_one(gdn: Sharing) -> Non
     common = prompt_of(2 * HYBRID_BLOCK + 40)
     first = gdn.engines["a"].submit([*common, *prompt_of(HYBRID_BLOCK - 30, seed=1)], ANSWER).result(120)
     second = gdn.engines["a"].submit([*common, *prompt_of(50, seed=2)], ANSWER).result(120)
+    gdn.settle()
     third = gdn.engines["c"].submit([*common, *prompt_of(50, seed=2)], ANSWER).result(120)
     assert [one.num_cached_tokens for one in (first, second, third)] == [0, 0, 2 * HYBRID_BLOCK]
     assert third.token_ids == second.token_ids

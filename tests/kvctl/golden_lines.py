@@ -46,6 +46,16 @@ LINES: dict[str, tuple[str, ...]] = {
         "agents evict prefill-2",
         "agents evict @",
     ),
+    "cache": ("cache", "cache -o wide", "cache -o name", "cache -o yaml", "cache --filter blocks=nope"),
+    "prefix": (
+        "prefix --tokens 1,2,3",
+        "prefix --tokens 1,2,3 -o name",
+        "prefix abababababababababababababababababababababababababababababababab -o wide",
+        "prefix --tokens 1,b",
+        "prefix abc",
+        "prefix",
+        "prefix --file nothing",
+    ),
     "transfers": (
         "transfers",
         "transfers -o wide",

@@ -1,4 +1,4 @@
-"""What the fake daemon says workers hold of their peers."""
+"""What the fake daemon says workers hold of their peers, and engines of prefixes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,22 @@ import msgspec
 
 from kvd.geometry.rank import Rank
 from kvd.wire.agent import AgentList, AgentRow, Evicted, EvictPeer, HeldPeer, ListAgents
+from kvd.wire.cache import (
+    CacheGroup,
+    CacheHeld,
+    CacheList,
+    CacheRow,
+    FindHolders,
+    HintsKnown,
+    HolderList,
+    HolderRow,
+    ListCaches,
+    LookedUp,
+    PrefixesGiven,
+    PrefixesTaken,
+)
 from kvd.wire.frame import Message
+from kvd.wire.identity import Endpoint
 from kvd.wire.reply import refusal
 
 SINCE = 1_795_000_000.25
@@ -67,4 +82,44 @@ def _evict(message: Message) -> Message:
     return Evicted(before=before, left=() if message.carry_out else before, carried_out=message.carry_out)
 
 
-ANSWERS: Mapping[type, Callable[[Message], Message]] = {ListAgents: _agents, EvictPeer: _evict}
+CACHES = (
+    CacheRow(
+        engine_id="decode-0",
+        generation="0d4a7c11",
+        held=CacheHeld(
+            groups=(
+                CacheGroup(kind="full", block_tokens=16, blocks=41_210),
+                CacheGroup(kind="full", block_tokens=16, blocks=512),
+            ),
+            pool=65_536,
+        ),
+        hints=HintsKnown(version=812, tags=2_570, step=256),
+        given=PrefixesGiven(told=40, kept=76, lost=2, bytes=31 << 30),
+        taken=(
+            PrefixesTaken(source="prefill-1", reads=16, tokens=120_000, bytes=7 << 30, lost=1),
+            PrefixesTaken(source="decode-1", reads=2, tokens=4_096, bytes=256 << 20),
+        ),
+    ),
+    CacheRow(engine_id="decode-1", trouble="decode-1/scheduler did not answer a get_cache within 2 s"),
+    CacheRow(
+        engine_id="prefill-1",
+        generation="91c2d07e",
+        endpoint=Endpoint("10.0.0.8", 7766),
+        hints=HintsKnown(version=4_100, tags=3_980, step=256),
+    ),
+)
+
+
+def _holders(message: Message) -> Message:
+    assert isinstance(message, FindHolders)
+    found = LookedUp(blocks=(1, 0)) if message.block_hash else LookedUp(tokens=2, blocks=(2, 1))
+    row = HolderRow(engine_id="decode-0", generation="0d4a7c11", found=found)
+    return HolderList((row, HolderRow(engine_id="decode-1", generation="77aa0b1c")))
+
+
+ANSWERS: Mapping[type, Callable[[Message], Message]] = {
+    ListAgents: _agents,
+    EvictPeer: _evict,
+    ListCaches: lambda _: CacheList(CACHES),
+    FindHolders: _holders,
+}

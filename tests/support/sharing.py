@@ -12,6 +12,7 @@ from kvctl.demo.deployment import engines, transfer_config
 from kvctl.demo.engine import EngineProcess
 from kvctl.demo.engine_spec import EngineSpec
 from kvctl.processes.daemons import Kvd, two_hosts
+from kvd.wire.cache import CacheList, CacheRow, ListCaches
 from kvd.wire.handshake import GetPeer
 from kvd.wire.identity import HERE
 from kvd.wire.query import EngineList, ListEngines
@@ -47,6 +48,23 @@ class Sharing:
             row.local and row.scheduler and row.state == "ready" and row.engine.engine_id == name
             for row in rows
         )
+
+    def settle(self) -> None:
+        """Wait until each kvd knows what all engines hold. One that follows no other yet asks all of its engines."""
+        wait_for(self._settled, 60.0)
+
+    def _settled(self) -> bool:
+        newest: dict[str, int] = {}
+        others: list[CacheRow] = []
+        for host in dict.fromkeys(self.hosts.values()):
+            for row in cast("CacheList", host.ask(ListCaches())).rows:
+                if row.endpoint != HERE:
+                    others.append(row)
+                elif row.held is None or row.held.untold or row.hints is None:
+                    return False
+                else:
+                    newest[row.engine_id] = row.hints.version
+        return all(row.hints is not None and row.hints.version == newest.get(row.engine_id) for row in others)
 
     def read(self, name: str, holder: str) -> list[TransferRecord]:
         """What an engine has read of prefixes that another one holds, newest first."""

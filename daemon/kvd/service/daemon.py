@@ -29,6 +29,7 @@ from kvd.service.peers.parts import ClientSender
 from kvd.service.peers.subscribers import Subscribers
 from kvd.service.peers.trust import Keys
 from kvd.service.permission import Operators
+from kvd.service.prefixes.counts import PrefixCounts
 from kvd.service.prefixes.following import Followers
 from kvd.service.prefixes.hints import Hints
 from kvd.service.slices import Slices
@@ -71,6 +72,7 @@ class Daemon:
     peer: Router | None = None
     keys: Keys | None = None
     subscribers: Subscribers = field(default_factory=Subscribers)
+    prefix_counts: PrefixCounts = field(default_factory=PrefixCounts)
     miss_history: MissHistory = field(default_factory=MissHistory)
     operators: Operators = field(default_factory=Operators)
     geometries: DocumentChecker = field(default_factory=DocumentChecker)

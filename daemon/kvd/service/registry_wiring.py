@@ -51,6 +51,7 @@ class RegistryWiring:
     def engine_forgotten(self, engine: LocalEngine) -> None:
         """Its counts would be shown as those of the next engine of that name, which may be another user's."""
         self.daemon.outcomes.forget(engine.facts.engine_id)
+        self.daemon.prefix_counts.forget(engine.facts.engine_id)
 
     def client_gone(self, client: Client) -> None:
         """Its process is not watched any more; leases die with their scheduler, and so do claims on others'."""

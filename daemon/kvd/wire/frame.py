@@ -18,6 +18,7 @@ Wire versions
        operators ask what workers hold of their peers, and have it given up (`kvd.wire.agent`)
        schedulers ask who holds a prefix, workers whether it still did when they had read it (`kvd.wire.prefix`)
        schedulers tell which prefixes their engines hold, kvds ask each other for it (`kvd.wire.hints`)
+       operators ask what engines hold of prefixes (`kvd.wire.cache`)
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from msgspec import Meta
 from kvd.shown import brief, cut, escaped
 from kvd.wire import (
     agent,
+    cache,
     checksum,
     drain,
     handshake,
@@ -58,6 +60,7 @@ WIRE_VERSION = 2
 Message: TypeAlias = Request | Reply
 _FAMILIES = (
     agent,
+    cache,
     checksum,
     drain,
     handshake,

@@ -122,6 +122,11 @@ BYTES = {
     "held_peers": 8 * MIB,
     "agents": 64 * MIB,
     "evicted": 64 * MIB,
+    # Tokens of a prompt that is looked for; an engine with what it gave and took, by 256 others.
+    "look_up_tokens": MIB,
+    "find_holders": MIB,
+    "holders": 16 * MIB,
+    "caches": 64 * MIB,
     # Requests that wait at an engine, and what became of each.
     "force_plan": 4 * MIB,
     "report_forced": 4 * MIB,
@@ -147,6 +152,8 @@ FOR_CLIENTS = frozenset(
         "forced",
         "agents",
         "evicted",
+        "caches",
+        "holders",
     }
 )
 """What a kvd tells clients and is told by nobody: large ones of these are not looked at."""

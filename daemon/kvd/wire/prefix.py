@@ -60,12 +60,16 @@ class PrefixFound(Reply, tag="prefix_found", frozen=True, kw_only=True):
 
 
 class CheckPrefix(Request, tag="check_prefix", frozen=True, kw_only=True):
-    """A worker has read what ``reader`` was told of: did the blocks hold it all the time? Answered by `PrefixKept`."""
+    """A worker has read ``bytes`` of what ``reader`` was told of: did the blocks hold it all the time?
+
+    Answered by `PrefixKept`.
+    """
 
     engine_id: Id
     generation: Id
     reader: ReaderId
     endpoint: Endpoint = HERE
+    bytes: Count = 0
 
 
 class PrefixKept(Reply, tag="prefix_kept", frozen=True, kw_only=True):

@@ -105,7 +105,8 @@ class TransferRecord(msgspec.Struct, frozen=True, kw_only=True):
     why a miss is one, ``code`` in one of `kvd.wire.miss`. The blocks are those of this worker and of the engine that it
     has the KV from; ``remote_blocks`` is empty where it never learned them (pushes that missed). ``local_generation``
     is filled in by kvd where a worker left it empty, and ``uid``, the user of the process that reported it (-1: not
-    known), always. ``traceparent`` is of the request whose KV it is.
+    known), always. ``traceparent`` is of the request whose KV it is. ``prefix``: it was read from what the remote
+    engine holds in its prefix cache, which kept nothing for it.
     """
 
     transfer_id: Id
@@ -137,6 +138,7 @@ class TransferRecord(msgspec.Struct, frozen=True, kw_only=True):
     checksum: ChecksumResult = ChecksumResult()
     uid: Whole = -1
     traceparent: TraceParent = ""
+    prefix: bool = False
 
 
 def bounded(record: TransferRecord) -> TransferRecord:

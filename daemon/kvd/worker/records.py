@@ -70,6 +70,7 @@ def record(load: Load, *, engine_id: str, backend: str, geometry: WorkerGeometry
         ),
         checksum=load.checksum,
         traceparent=order.traceparent,
+        prefix=order.checked,
     )
 
 

@@ -69,6 +69,9 @@ class TransferDocument(Struct, frozen=True, kw_only=True):
     remote_ranks: tuple[RankName, ...]
     backend: str
     mode: Literal["pull", "push"]
+    prefix: Annotated[
+        bool, Meta(description="read from what the remote engine holds in its prefix cache, without a lease")
+    ]
     state: TransferState
     cause: Annotated[str, Meta(description="why it was a miss")]
     code: Annotated[

@@ -10,6 +10,7 @@ from kvd.service.daemon import Daemon
 from kvd.service.errors import RequestRefused
 from kvd.service.handlers import (
     agents,
+    caches,
     checksums,
     drains,
     handshake,
@@ -28,6 +29,7 @@ from kvd.service.handlers import (
 )
 from kvd.service.sockets.router import Caller, Handled, Handler
 from kvd.wire.agent import EvictPeer, ListAgents
+from kvd.wire.cache import FindHolders, ListCaches
 from kvd.wire.checksum import GetSums
 from kvd.wire.drain import DrainEngines
 from kvd.wire.frame import kind_of
@@ -82,6 +84,8 @@ def local_handlers(daemon: Daemon) -> Mapping[type[Any], Handler]:
         EndLease: partial(open_leases.end_lease, daemon),
         ListAgents: partial(agents.list_agents, daemon),
         EvictPeer: partial(agents.evict_peer, daemon),
+        ListCaches: partial(caches.list_caches, daemon),
+        FindHolders: partial(caches.find_holders, daemon),
         GetStatus: lambda *_: queries.status(daemon),
         ReportOutcomes: partial(outcomes.report_outcomes, daemon),
         GetOutcomes: partial(outcomes.get_outcomes, daemon),
@@ -114,6 +118,8 @@ def peer_handlers(daemon: Daemon) -> Mapping[type[Any], Handler]:
         ListTransfers: _of_operator(daemon, reports.list_transfers),
         ListLeases: _of_operator(daemon, open_leases.list_leases),
         ListAgents: _of_operator(daemon, agents.list_agents),
+        ListCaches: _of_operator(daemon, caches.list_caches),
+        FindHolders: _of_operator(daemon, caches.find_holders),
         GetKeptEngine: _of_operator(daemon, reports.get_kept_engine),
     }
     return {kind: partial(_if_trusted, daemon, handler) for kind, handler in handlers.items()}

@@ -112,6 +112,7 @@ async def _check(daemon: Daemon, message: CheckPrefix) -> PrefixKept:
         return PrefixKept(kept=False, reason="that generation of it has ended")
     answer = await ask_client(daemon, engine.scheduler, message, PrefixKept)
     daemon.counters["prefixes.kept" if answer.kept else "prefixes.lost"] += 1
+    daemon.prefix_counts.read(message.engine_id, message.bytes, kept=answer.kept)
     return answer
 
 
@@ -164,7 +165,9 @@ async def _ask_scheduler(daemon: Daemon, engine: LocalEngine, message: FindPrefi
         found = await ask_client(daemon, engine.scheduler, message, PrefixFound, FIND_SECONDS)
     except RequestRefused:
         return NOTHING
-    daemon.counters["prefixes.told"] += found.tokens > 0
+    if found.tokens:
+        daemon.counters["prefixes.told"] += 1
+        daemon.prefix_counts.told(engine.facts.engine_id)
     return msgspec.structs.replace(
         found, engine_id=engine.facts.engine_id, generation=engine.generation, endpoint=HERE
     )

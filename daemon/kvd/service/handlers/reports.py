@@ -41,6 +41,9 @@ async def report_transfers(daemon: Daemon, caller: Caller, message: ReportTransf
         records, _unknown_engines(daemon, records), _ledger_client(caller)
     ):
         _count(daemon, record)
+        if record.prefix:
+            first = engine is not None and engine.ranks[:1] == [client.rank]
+            daemon.prefix_counts.took(record, first=first)
     return Ok()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 from kvd.backends.registry import stages
@@ -35,6 +36,18 @@ def prefix_scheme(vllm_config: Any, settings: ConnectorSettings) -> str:
     if wrong:
         raise UnsupportedBuild(f'prefixes is "on" and {wrong}')
     return f"{algorithm}/{hashlib.sha256(_seed(algorithm).encode()).hexdigest()[:16]}"
+
+
+def hashes_of(scheme: str, tokens: Sequence[int], hash_tokens: int) -> list[bytes]:
+    """The hashes of a prompt's full blocks, as vLLM makes them in this process for plain text without a salt."""
+    from vllm.utils.hashing import get_hash_fn_by_name
+    from vllm.v1.core.kv_cache_utils import hash_block_tokens
+
+    function = get_hash_fn_by_name(scheme.partition("/")[0])
+    made: list[bytes] = []
+    for at in range(0, len(tokens) - hash_tokens + 1, hash_tokens):
+        made.append(hash_block_tokens(function, made[-1] if made else None, tokens[at : at + hash_tokens]))
+    return made
 
 
 def _seed(algorithm: str) -> str:

@@ -74,6 +74,16 @@ class PrefixCache:
         """The same, of each group."""
         return tuple(self._by_group)
 
+    @property
+    def pool_blocks(self) -> int:
+        """Blocks that there are, of all groups and with nothing in them too."""
+        return int(self._pool.num_gpu_blocks)
+
+    def holders_of(self, block_hash: bytes) -> tuple[int, ...]:
+        """For each group 1 if it holds a complete block of that hash; on any thread."""
+        found = (self._pool.get_cached_block(block_hash, [group]) for group in range(len(self._groups)))
+        return tuple(int(bool(blocks) and self._entry(blocks[0]) is not None) for blocks in found)
+
     def watch(self, block: Any) -> int:
         """Have vLLM tell when it gives this block away, which somebody holds just now. Gives its mark."""
         mark = self._marks.get(block.block_id)

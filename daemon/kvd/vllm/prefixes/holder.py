@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvd.topology.blocks import offered
+from kvd.vllm.builds.prefix_hashes import hashes_of
 from kvd.vllm.memory.groups import GroupFacts
 from kvd.vllm.prefixes.cache import HeldPrefix, PrefixCache
 from kvd.vllm.prompt.parts import is_plain_text
 from kvd.vllm.vllm_types import VllmRequest, VllmStep, processed_tokens
+from kvd.wire.cache import CacheGroup, CacheHeld, GetCache, LookedUp, LookUpTokens
 from kvd.wire.frame import Message
 from kvd.wire.prefix import HASH_BYTES, CheckPrefix, FindPrefix, PrefixFound, PrefixKept
 
@@ -108,7 +110,33 @@ class PrefixHolder:
             return self._find(message)
         if isinstance(message, CheckPrefix):
             return self._check(message)
+        if isinstance(message, GetCache):
+            return self._held()
+        if isinstance(message, LookUpTokens):
+            return self._look_up(message)
         return None
+
+    def _held(self) -> CacheHeld:
+        groups = zip(self._groups, self.cache.by_group, strict=True)
+        return CacheHeld(
+            groups=tuple(
+                CacheGroup(kind=facts.kind, block_tokens=facts.block_size, blocks=blocks)
+                for facts, blocks in groups
+            ),
+            pool=self.cache.pool_blocks,
+            untold=self.cache.boundaries.untold,
+        )
+
+    def _look_up(self, asked: LookUpTokens) -> LookedUp:
+        if asked.block_hash:
+            return LookedUp(blocks=self.cache.holders_of(asked.block_hash))
+        hashes = hashes_of(self._scheme, asked.tokens, self.cache.hash_tokens)
+        found = self.cache.look_up(hashes, 0, len(asked.tokens))
+        if found is None:
+            return LookedUp()
+        # Null blocks stand for what is outside of a window.
+        held = tuple(sum(number != 0 for number in ids) for ids in found.ids)
+        return LookedUp(tokens=found.tokens, blocks=held)
 
     def _find(self, asked: FindPrefix) -> PrefixFound:
         if asked.scheme != self._scheme or asked.hash_tokens != self.cache.hash_tokens:

@@ -45,6 +45,7 @@ class CheckedReads:
             generation=prefill.generation,
             reader=load.order.reader,
             endpoint=Endpoint(prefill.host, prefill.port),
+            bytes=sum(copies.nbytes for copies in load.pieces.copies),
         )
         self._waiting[id(load)] = load
         self._session().call(question, CHECK_SECONDS).add_done_callback(partial(self._answered, load, report))

@@ -1,0 +1,1 @@
+"""Commands about prefixes that engines hold for each other."""

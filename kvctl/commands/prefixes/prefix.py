@@ -1,0 +1,110 @@
+"""`kvctl prefix`."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvctl import daemon
+from kvctl.cli.options import ListSettings
+from kvctl.cli.talk import say
+from kvctl.errors import UsageError
+from kvctl.views.output import show
+from kvctl.views.prefixes.prefix import PrefixHolders, holder_document
+from kvd.wire.cache import MOST_TOKENS, FindHolders, HolderList
+from kvd.wire.prefix import HASH_BYTES
+
+SECTION = "Look"
+EXAMPLES = (
+    "kvctl prefix --tokens 1,15043,3186,29991",
+    "kvctl prefix --file ids.json",
+    "kvctl prefix BLOCK_HASH",
+)
+MOST_BYTES = 4 << 20
+"""Of a file of token ids."""
+
+
+def prefix(
+    settings: ListSettings,
+    block: Annotated[
+        str | None, typer.Argument(metavar="[BLOCK_HASH]", help="The hash of a block, 64 hex digits.")
+    ] = None,
+    *,
+    tokens: Annotated[
+        str | None, typer.Option("--tokens", metavar="ID,ID,...", help="The prompt, as token ids.")
+    ] = None,
+    file: Annotated[
+        str | None,
+        typer.Option("--file", metavar="FILE", help="The same in a file, as JSON or text; -: stdin."),
+    ] = None,
+) -> None:
+    """Which engines of this host hold how much of a prompt in their prefix caches.
+
+    A prompt is given as token ids: kvctl has no tokenizer; the engine's /tokenize gives them. The engines make the
+    hashes. A prompt with a cache_salt, an adapter or pictures has others, and is not found by its tokens. vLLM's KV
+    events name hashes of blocks, with VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0. With --host the engines of that host.
+    """
+    given = [one for one in (block, tokens, file) if one is not None]
+    if len(given) != 1:
+        raise UsageError(
+            f"{len(given)} of BLOCK_HASH, --tokens and --file were given; it takes one",
+            "kvctl prefix --tokens 1,2,3",
+        )
+    question = FindHolders(block_hash=_hash(block)) if block is not None else _prompt(tokens, file)
+    rows = daemon.ask(settings, question, HolderList).rows
+    if unseen := sum(row.hidden for row in rows):
+        say(daemon.hidden(unseen, "engines of other users are not shown"))
+    prompt = block is None
+    found = tuple(holder_document(row, prompt=prompt) for row in rows if not row.hidden)
+    if not found:
+        say('no engine here shares prefixes: "prefixes": "on" in its connector\'s settings has it share them')
+    asked = len(question.tokens) if prompt else None
+    show(PrefixHolders(asked="tokens" if prompt else "block", tokens=asked, holders=found), settings)
+
+
+def _hash(text: str) -> bytes:
+    """The hash in hex. Raises `UsageError`."""
+    try:
+        made = bytes.fromhex(text.removeprefix("0x"))
+    except ValueError:
+        made = b""
+    if len(made) != HASH_BYTES:
+        raise UsageError(
+            f"{text!r} is no hash of a block: it has to be {2 * HASH_BYTES} hex digits",
+            "a prompt is asked for by its token ids: kvctl prefix --tokens 1,2,3",
+        )
+    return made
+
+
+def _prompt(tokens: str | None, file: str | None) -> FindHolders:
+    """The question for a prompt. Raises `UsageError`."""
+    text = tokens if tokens is not None else _read(str(file))
+    words = re.split(r"[\s,]+", text.strip().removeprefix("[").removesuffix("]").strip())
+    wrong = next((word for word in words if not re.fullmatch("[0-9]{1,9}", word)), None)
+    if wrong is not None:
+        raise UsageError(
+            f"{wrong[:40]!r} is no token id",
+            "token ids are numbers with commas or blanks between them: 1,2,3",
+        )
+    if len(words) > MOST_TOKENS:
+        raise UsageError(
+            f"the prompt has {len(words):,} tokens; at most {MOST_TOKENS:,} are asked for",
+            "give its first ones",
+        )
+    return FindHolders(tokens=tuple(map(int, words)))
+
+
+def _read(file: str) -> str:
+    try:
+        with sys.stdin if file == "-" else Path(file).open(encoding="utf-8") as source:
+            text = source.read(MOST_BYTES + 1)
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise UsageError(f"cannot read {file}: {why}", "name a file of token ids, or - for stdin") from None
+    if len(text) > MOST_BYTES:
+        raise UsageError(f"{file} has over {MOST_BYTES >> 20} MiB", "give the prompt's first tokens")
+    return text

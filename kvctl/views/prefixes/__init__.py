@@ -1,0 +1,1 @@
+"""Documents about prefixes that engines hold for each other."""

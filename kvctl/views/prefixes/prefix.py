@@ -1,0 +1,73 @@
+"""The PrefixHolders document: what `kvctl prefix` prints."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from kvctl.cli.units import Count
+from kvctl.views.registry import View
+from kvctl.views.screen import ScreenPart, measure, names, table
+from kvd.wire.cache import HolderRow
+
+
+class PrefixHolder(Struct, frozen=True, kw_only=True):
+    """What one engine of this host holds of a prompt, or of a block."""
+
+    engine_id: str
+    generation: str
+    held: Annotated[bool, Meta(description="anything of the prompt; of a block: by every group")]
+    tokens: Annotated[Count | None, Meta(description="of the prompt, from its first one on; null of a block")]
+    blocks: Annotated[
+        tuple[Count, ...], Meta(description="in so many blocks, by KV cache group; of a block 1 or 0")
+    ]
+    trouble: Annotated[str, Meta(description="why its scheduler did not tell")]
+
+
+class PrefixHolders(Struct, frozen=True, kw_only=True):
+    """What the engines of this host that share prefixes hold of a prompt, or of a block."""
+
+    asked: Literal["tokens", "block"]
+    tokens: Annotated[Count | None, Meta(description="of the prompt; null of a block")]
+    holders: tuple[PrefixHolder, ...]
+
+
+def holder_document(row: HolderRow, *, prompt: bool) -> PrefixHolder:
+    """The document of one row of kvd's answer."""
+    found = row.found
+    return PrefixHolder(
+        engine_id=row.engine_id,
+        generation=row.generation,
+        held=found.tokens > 0 if prompt else bool(found.blocks) and all(found.blocks),
+        tokens=found.tokens if prompt else None,
+        blocks=found.blocks,
+        trouble=row.trouble,
+    )
+
+
+def holders_screen(body: PrefixHolders, wide: bool) -> ScreenPart:
+    """One engine a line, who holds most of it first."""
+    prompt = body.tokens is not None
+    troubled = wide or any(one.trouble for one in body.holders)
+    return table(
+        sorted(body.holders, key=lambda one: (-(one.tokens or 0), not one.held)),
+        names("ENGINE", lambda one: one.engine_id),
+        names("GENERATION", lambda one: one.generation or "-", wide),
+        names("HELD", lambda one: "yes" if one.held else "no", not prompt),
+        measure("TOKENS", lambda one: one.tokens, lambda one: one.tokens, prompt),
+        measure("OF", lambda _: body.tokens, lambda _: body.tokens, prompt),
+        names("BLOCKS", lambda one: " + ".join(map(str, one.blocks)) or "-"),
+        names("REASON", lambda one: one.trouble or "-", troubled),
+    )
+
+
+VIEWS = (
+    View(
+        PrefixHolders,
+        holders_screen,
+        "holders",
+        PrefixHolder,
+        {"name": lambda body: "".join(f"{one.engine_id}\n" for one in body.holders if one.held)},
+    ),
+)
