@@ -56,7 +56,7 @@ class Sharing:
     def _settled(self) -> bool:
         newest: dict[str, int] = {}
         others: list[CacheRow] = []
-        for host in dict.fromkeys(self.hosts.values()):
+        for host in {id(host): host for host in self.hosts.values()}.values():
             for row in cast("CacheList", host.ask(ListCaches())).rows:
                 if row.endpoint != HERE:
                     others.append(row)

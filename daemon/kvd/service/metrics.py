@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from kvd.service.sockets.acceptor import network_of
 from kvd.shown import escaped
+from kvd.wire.cache import PrefixesTaken
 from kvd.wire.identity import Role
 from kvd.wire.outcomes import OutcomeRow
 from kvd.wire.query import KvdStatus
@@ -39,6 +40,7 @@ class Told(NamedTuple):
     status: KvdStatus
     served: Sequence[OutcomeRow] = ()
     engines: Sequence[EngineTold] = ()
+    prefixes: Sequence[tuple[str, PrefixesTaken]] = ()
 
 
 MetricsPage = tuple[int, str]
@@ -56,7 +58,12 @@ _REASONS = {
 }
 
 
-def render(status: KvdStatus, served: Sequence[OutcomeRow] = (), engines: Sequence[EngineTold] = ()) -> str:
+def render(
+    status: KvdStatus,
+    served: Sequence[OutcomeRow] = (),
+    engines: Sequence[EngineTold] = (),
+    prefixes: Sequence[tuple[str, PrefixesTaken]] = (),
+) -> str:
     """Counters as ``kvd_*_total``, gauges as ``kvd_*``; peers and engines are labels."""
     lines = _counters(status)
     for name, value in sorted(status.gauges.items()):
@@ -70,6 +77,7 @@ def render(status: KvdStatus, served: Sequence[OutcomeRow] = (), engines: Sequen
         lines.append("# TYPE kvd_peer_rtt_seconds gauge")
         lines += [f'kvd_peer_rtt_seconds{{peer="{_label(str(p.endpoint))}"}} {p.rtt:g}' for p in status.peers]
     lines += _served(served)
+    lines += _prefixes(prefixes)
     if engines:
         lines.append("# TYPE kvd_engine_info gauge")
         lines += [
@@ -119,6 +127,26 @@ def _served(rows: Sequence[OutcomeRow]) -> list[str]:
         "kvd_prompt_tokens_served_total": [f"{labels} {count.tokens}" for labels, count in counts],
         "kvd_prefills_kept_total": [f"{labels} {row.leases_total}" for labels, row in engines],
         "kvd_prefills_claimed_total": [f"{labels} {row.claimed_total}" for labels, row in engines],
+    }
+    lines: list[str] = []
+    for name, samples in families.items():
+        if samples:
+            lines += [f"# TYPE {name} counter", *(f"{name}{sample}" for sample in samples)]
+    return lines
+
+
+def _prefixes(taken: Sequence[tuple[str, PrefixesTaken]]) -> list[str]:
+    """What engines here read of others' prefix caches, by the engine that they read from."""
+    labels = [f'engine="{_label(engine)}",source="{_label(one.source)}"' for engine, one in taken]
+    pairs = [(label, one) for label, (_, one) in zip(labels, taken, strict=True)]
+    families = {
+        "kvd_prefix_reads_total": [
+            f'{{{label},result="{result}"}} {count}'
+            for label, one in pairs
+            for result, count in (("used", one.reads), ("lost", one.lost))
+        ],
+        "kvd_prefix_read_tokens_total": [f"{{{label}}} {one.tokens}" for label, one in pairs],
+        "kvd_prefix_read_bytes_total": [f"{{{label}}} {one.bytes}" for label, one in pairs],
     }
     lines: list[str] = []
     for name, samples in families.items():

@@ -30,6 +30,10 @@ class PrefixCounts:
         """By the engine that it was taken from."""
         return tuple(self._taken.get(engine_id, {}).values())
 
+    def all_taken(self) -> list[tuple[str, PrefixesTaken]]:
+        """The same of all engines, each with the one that took."""
+        return [(engine, one) for engine, sources in self._taken.items() for one in sources.values()]
+
     def told(self, engine_id: str) -> None:
         """Somebody was told of a prefix that an engine holds."""
         known = self._given.get(engine_id, PrefixesGiven())

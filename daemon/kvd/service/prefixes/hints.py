@@ -14,12 +14,13 @@ from collections.abc import Mapping
 import msgspec
 import numpy as np
 
-from kvd.service.prefixes.tags import NONE, TagSet, changed, longest, member, packed, tags_of, unpacked
+from kvd.service.prefixes.tags import NONE, PromptTags, TagSet, changed, longest, member, packed, unpacked
 from kvd.wire.hints import MOST_TAGS, TAG_BYTES, HintChange
 from kvd.wire.identity import HERE, Endpoint
 
-MOST_KEPT = 4 << 20
-"""Tags of all engines together: 32 MiB. Engines beyond that are asked as if they told nothing."""
+MOST_KEPT = 16 << 20
+"""Tags of all engines together, 128 MiB: 256 hosts with eight full caches of a million tokens have half of it. Engines
+beyond that are asked as if they told nothing."""
 MOST_CHANGES = 256
 """Changes of an engine that are remembered, for kvds that know what was before them."""
 
@@ -38,11 +39,11 @@ class Hint(msgspec.Struct, frozen=True, kw_only=True):
         """Tokens from one tag to the next."""
         return self.every * self.hash_tokens
 
-    def held(self, hashes: bytes, hash_tokens: int) -> int:
+    def held(self, prompt: PromptTags) -> int:
         """How many tokens of a prompt the engine holds by its tags; it may be up to a `step` more."""
-        if hash_tokens != self.hash_tokens:
+        if prompt.hash_tokens != self.hash_tokens:
             return 0
-        return longest(tags_of(hashes, self.every), self.tags) * self.step
+        return longest(prompt.each(self.every), self.tags) * self.step
 
 
 class _Told(msgspec.Struct):

@@ -36,23 +36,37 @@ def tags_of(hashes: bytes, every: int) -> NDArray[np.uint64]:
     return rows[every - 1 :: every, :TAG_BYTES].copy().view("<u8").ravel().astype(np.uint64, copy=False)
 
 
+class PromptTags:
+    """The tags of one prompt, for engines that tell one for each so many blocks."""
+
+    def __init__(self, hashes: bytes, hash_tokens: int) -> None:
+        self.hash_tokens = hash_tokens
+        self._hashes = hashes
+        self._by_every: dict[int, NDArray[np.uint64]] = {}
+
+    def each(self, every: int) -> NDArray[np.uint64]:
+        """Those of each ``every``-th block."""
+        if every not in self._by_every:
+            self._by_every[every] = tags_of(self._hashes, every)
+        return self._by_every[every]
+
+
 def changed(tags: TagSet, added: TagSet, dropped: TagSet) -> TagSet:
     """With these and without those; what is in both is in."""
-    left = tags[~member(tags, dropped)] if len(dropped) else tags
-    return np.union1d(left, added) if len(added) else left
+    left = np.delete(tags, tags.searchsorted(dropped[member(dropped, tags)]))
+    new = added[~member(added, left)]
+    return np.insert(left, left.searchsorted(new), new)
 
 
 def member(wanted: NDArray[np.uint64], tags: TagSet) -> NDArray[np.bool_]:
     """Of each one wanted whether it is there."""
     if not len(tags):
         return np.zeros(len(wanted), np.bool_)
-    places = np.searchsorted(tags, wanted)
-    places[places == len(tags)] = 0
-    found: NDArray[np.bool_] = tags[places] == wanted
+    found: NDArray[np.bool_] = tags.take(tags.searchsorted(wanted), mode="clip") == wanted
     return found
 
 
 def longest(prompt: NDArray[np.uint64], tags: TagSet) -> int:
     """How many of a prompt's tags there are up to the last one that is held."""
-    found = np.flatnonzero(member(prompt, tags))
-    return int(found[-1]) + 1 if len(found) else 0
+    found = member(prompt, tags)
+    return int(np.flatnonzero(found)[-1]) + 1 if found.any() else 0

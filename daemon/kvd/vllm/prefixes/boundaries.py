@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from kvd.vllm.memory.groups import GroupFacts
 from kvd.wire.hints import MOST_TAGS, TAG_BYTES, HintChange
@@ -28,7 +28,9 @@ def every(groups: Sequence[GroupFacts], hash_tokens: int, least: int) -> int:
 
 
 class Boundaries:
-    """Those of one engine. `change` and `taken` are called on the session's thread, all else in vLLM's step.
+    """Those of one engine. `change` and `taken` are called on the session's thread, all else on vLLM's.
+
+    ``on_change`` is called there when something changed after all was told: in a step, or when the cache is reset.
 
     ``_held`` counts the blocks with a hash, by group. ``_touched`` has the hashes that came or went since the version
     that kvd is known to have, with the version that tells of them first.
@@ -41,6 +43,7 @@ class Boundaries:
         self._held: dict[bytes, list[int]] = {}
         self._touched: dict[bytes, int] = {}
         self._version = self._known = 0
+        self.on_change: Callable[[], None] = lambda: None
 
     def __len__(self) -> int:
         """Blocks that may be told of, on any thread."""
@@ -60,7 +63,9 @@ class Boundaries:
             if name not in self._held and len(self._held) >= MOST_TAGS:
                 return
             self._held.setdefault(name, [0] * self._groups)[group] += 1
-            self._touch(name)
+            first = self._touch(name)
+        if first:
+            self.on_change()
 
     def remove(self, block_hash: bytes) -> None:
         """That block is given away."""
@@ -72,13 +77,18 @@ class Boundaries:
             counts[group] -= 1
             if not any(counts):
                 del self._held[name]
-            self._touch(name)
+            first = self._touch(name)
+        if first:
+            self.on_change()
 
-    def _touch(self, name: bytes) -> None:
+    def _touch(self, name: bytes) -> bool:
+        """Whether it is the first that kvd has to be told of."""
+        first = not self._touched
         self._touched[name] = self._version + 1
         if len(self._touched) > MOST_TAGS:  # nobody takes it: all is told once somebody does
             self._touched.clear()
             self._known = 0
+        return first
 
     # --- on the session's thread ---
 

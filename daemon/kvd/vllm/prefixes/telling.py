@@ -25,6 +25,7 @@ class HintTeller:
         self._lock = threading.Lock()
         self._waits = False
         self._told_at = 0.0
+        boundaries.on_change = self.changed
 
     def changed(self) -> None:
         """Something may have."""

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from kvd.service.prefixes import hints as module
 from kvd.service.prefixes.hints import Hints
+from kvd.service.prefixes.tags import PromptTags
 from kvd.wire.hints import MOST_TAGS, HintChange
 from kvd.wire.identity import HERE, Endpoint
 
@@ -44,7 +45,7 @@ def hints(counters: Counter[str]) -> Hints:
 def held(hints: Hints, *numbers: int, of: str = "g", key: tuple[Endpoint, str] = KEY) -> int:
     hint = hints.get(key, of)
     assert hint is not None
-    return hint.held(prompt(*numbers), 16)
+    return hint.held(PromptTags(prompt(*numbers), 16))
 
 
 def test_changes_follow_each_other(hints: Hints) -> None:
@@ -59,7 +60,7 @@ def test_hashes_of_other_blocks_are_of_no_use(hints: Hints) -> None:
     hints.take(KEY, "g", change(1, added=tags(1)))
     hint = hints.get(KEY, "g")
     assert hint is not None
-    assert hint.held(prompt(1), 32) == 0
+    assert hint.held(PromptTags(prompt(1), 32)) == 0
 
 
 def test_a_change_of_what_is_not_known_is_not_taken(hints: Hints) -> None:
