@@ -26,6 +26,10 @@ _kvctl() {
         agents:--watch|agents:-w) COMPREPLY=(); return ;;
         bundle:--last|bundle:--limit|bundle:-n) COMPREPLY=(); return ;;
         bundle:--kvd-config) COMPREPLY=($(compgen -f -- "$current")); return ;;
+        cache:--filter) COMPREPLY=(); return ;;
+        cache:--sort) COMPREPLY=($(compgen -W "engine host generation blocks of groups hints each told given bytes lost taken taken-bytes missed sources reason" -- "$current")); return ;;
+        cache:--watch|cache:-w) COMPREPLY=(); return ;;
+        cache:--output|cache:-o) COMPREPLY=($(compgen -W "table wide json jsonl yaml name folded" -- "$current")); return ;;
         doctor:--from) COMPREPLY=($(compgen -f -- "$current")); return ;;
         doctor:--to) COMPREPLY=($(compgen -f -- "$current")); return ;;
         doctor:--peer) COMPREPLY=(); _kvctl_names hosts "$current"; return ;;
@@ -41,6 +45,9 @@ _kvctl() {
         leases:--filter) COMPREPLY=(); return ;;
         leases:--sort) COMPREPLY=($(compgen -W "age left blocks engine host request side state held-by readers ends place" -- "$current")); return ;;
         leases:--watch|leases:-w) COMPREPLY=(); return ;;
+        prefix:--tokens) COMPREPLY=(); return ;;
+        prefix:--file) COMPREPLY=($(compgen -f -- "$current")); return ;;
+        prefix:--output|prefix:-o) COMPREPLY=($(compgen -W "table wide json jsonl yaml name" -- "$current")); return ;;
         slow:--since) COMPREPLY=(); return ;;
         slow:--engine|slow:-e) COMPREPLY=(); _kvctl_names engines "$current"; return ;;
         slow:--peer|slow:-p) COMPREPLY=(); _kvctl_names engines "$current"; return ;;
@@ -167,13 +174,16 @@ _kvctl() {
     case $command in
         '')
             options='--version --output --color --timeout --runtime-dir --socket --host --context --config --help'
-            words='agents bundle doctor engines events explain leases slow status top trace transfer transfers workers describe-topology diff export-geometry probe benchmark replay serve demo force-miss verify connector-config context drain install-files keys ports wait completion schema version' ;;
+            words='agents bundle cache doctor engines events explain leases prefix slow status top trace transfer transfers workers describe-topology diff export-geometry probe benchmark replay serve demo force-miss verify connector-config context drain install-files keys ports wait completion schema version' ;;
         agents)
             options='--engine --peer --filter --sort --fleet --watch --output --color --timeout --runtime-dir --socket --host --context --config --help --force --yes'
             live=agents
             words='evict' ;;
         bundle)
             options='--last --limit --kvd-config --output --color --timeout --runtime-dir --socket --host --context --config --help'
+            words='' ;;
+        cache)
+            options='--filter --sort --watch --output --color --timeout --runtime-dir --socket --host --context --config --help'
             words='' ;;
         doctor)
             options='--quick --from --to --peer --fleet --output --color --timeout --runtime-dir --socket --host --context --config --help'
@@ -191,6 +201,9 @@ _kvctl() {
             options='--engine --unclaimed --filter --sort --fleet --watch --output --color --timeout --runtime-dir --socket --host --context --config --help --yes'
             live=leases
             words='release' ;;
+        prefix)
+            options='--tokens --file --output --color --timeout --runtime-dir --socket --host --context --config --help'
+            words='' ;;
         slow)
             options='--since --engine --peer --backend --last --limit --from --fleet --watch --output --color --timeout --runtime-dir --socket --host --context --config --help'
             words='' ;;
@@ -272,7 +285,7 @@ _kvctl() {
             words='bash zsh fish' ;;
         schema)
             options='--output --color --timeout --runtime-dir --socket --host --context --config --help'
-            words='Agent Agents Awaited Benchmark Bundle Bundled Check ClearedOrders CodeName Codes ConnectorConfig Context Contexts Demo DemoRequest Diff Doctor Drains Engine EngineDrain Engines Error Event EvictedLanes Eviction Explanation Explanations FleetAgent FleetAgents FleetCheck FleetDoctor FleetEngine FleetEngines FleetGroups FleetHost FleetLease FleetLeases FleetPair FleetSlow FleetSlowPair FleetStatus FleetTopology FleetTransfer FleetTransfers FleetWorker FleetWorkers ForcedMiss ForcedRequest Geometry HandshakeBenchmark HostKeys InstalledFile InstalledFiles KeptTrace KindName Kinds Lease Leases ListeningSocket Pair Ports Probe ReleasedLease ReleasedLeases Replay Slow SlowPair Status Top Topology Trace Traces Transfer TransferGroup TransferGroups Transfers TrustedHost TrustedHosts Verification VerifiedRun Version Wait WholeTransfer Worker Workers' ;;
+            words='Agent Agents Awaited Benchmark Bundle Bundled Cache Caches Check ClearedOrders CodeName Codes ConnectorConfig Context Contexts Demo DemoRequest Diff Doctor Drains Engine EngineDrain Engines Error Event EvictedLanes Eviction Explanation Explanations FleetAgent FleetAgents FleetCheck FleetDoctor FleetEngine FleetEngines FleetGroups FleetHost FleetLease FleetLeases FleetPair FleetSlow FleetSlowPair FleetStatus FleetTopology FleetTransfer FleetTransfers FleetWorker FleetWorkers ForcedMiss ForcedRequest Geometry HandshakeBenchmark HostKeys InstalledFile InstalledFiles KeptTrace KindName Kinds Lease Leases ListeningSocket Pair Ports PrefixHolder PrefixHolders Probe ReleasedLease ReleasedLeases Replay Slow SlowPair Status Top Topology Trace Traces Transfer TransferGroup TransferGroups Transfers TrustedHost TrustedHosts Verification VerifiedRun Version Wait WholeTransfer Worker Workers' ;;
         version)
             options='--client --output --color --timeout --runtime-dir --socket --host --context --config --help'
             words='' ;;

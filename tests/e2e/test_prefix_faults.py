@@ -23,8 +23,8 @@ from tests.support.started_kvd import start_kvd
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
-ANSWER, TOKENS = 8, 700
-HELD = TOKENS // 128 * 128
+ANSWER, TOKENS, BLOCK = 8, 700, 128
+HELD = TOKENS // BLOCK * BLOCK
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +120,28 @@ def test_an_evicted_prefix_is_not_found(pair: Sharing) -> None:
     answered = pair.engines["b"].submit(prompt, ANSWER).result(120)
     assert (answered.token_ids, answered.num_cached_tokens) == (expected, 0)
     assert len(pair.read("b", "a")) == before
+
+
+def test_a_hint_on_what_is_gone_costs_one_question(pair: Sharing, folder: Path) -> None:
+    prompt = prompt_of(TOKENS, seed=6)
+    expected, before = alone(pair, prompt), len(pair.read("b", "a"))
+    compute(pair, prompt)
+    (folder / "quiet").touch()
+    assert reset_prefix_cache(pair.engines["a"])
+    questions = pair.counted("b", "prefixes.questions", "prefixes.questions_wasted")
+    answered = pair.engines["b"].submit(prompt, ANSWER).result(120)
+    assert (answered.error, answered.token_ids, answered.num_cached_tokens) == ("", expected, 0)
+    assert pair.counted("b", *questions) == {name: count + 1 for name, count in questions.items()}
+    assert len(pair.read("b", "a")) == before
+
+    # As soon as that is told nobody is asked any more.
+    (folder / "quiet").unlink()
+    assert pair.engines["a"].submit(prompt_of(BLOCK + 1, seed=7), 1).result(120).error == ""
+    pair.settle()
+    assert reset_prefix_cache(pair.engines["b"])
+    questions = pair.counted("b", "prefixes.questions")
+    assert pair.engines["b"].submit(prompt, ANSWER).result(120).token_ids == expected
+    assert pair.counted("b", "prefixes.questions") == questions
 
 
 def test_a_holder_that_stands_still_costs_the_wait_and_no_more(pair: Sharing) -> None:

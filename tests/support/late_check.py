@@ -1,7 +1,7 @@
 """A KvdConnector that asks whether a prefix was still held when a test lets it, after all of it was read.
 
 An engine gets it by ``kv_connector_module_path``. While the folder that the environment names has a file ``hold``, each
-check waits for that to go; a file ``read`` says that one waits.
+check waits for that to go; a file ``read`` says that one waits. While it has a file ``quiet`` no engine tells hints.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from kvd.vllm.prefixes.telling import HintTeller
 from kvd.worker.load import Load
 from kvd.worker.pull.checked import CheckedReads
 
@@ -22,6 +23,11 @@ def environment(folder: Path) -> Mapping[str, str]:
     """What an engine needs in its environment; the files are made in ``folder``."""
     places = (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", ""))
     return {FOLDER: str(folder), "PYTHONPATH": os.pathsep.join(filter(None, places))}
+
+
+def _changed(teller: HintTeller) -> None:
+    if not (Path(os.environ[FOLDER]) / "quiet").exists():
+        _really_changed(teller)
 
 
 def _check(checked: CheckedReads, load: Load, report: Callable[[], None]) -> None:
@@ -42,5 +48,6 @@ def _check(checked: CheckedReads, load: Load, report: Callable[[], None]) -> Non
 if FOLDER in os.environ:  # in an engine; a test only looks up the names
     from kvd.vllm.connector import KvdConnector  # noqa: F401 - vLLM looks it up here
 
-    _really_check = CheckedReads.check
+    _really_check, _really_changed = CheckedReads.check, HintTeller.changed
     setattr(CheckedReads, "check", _check)  # noqa: B010 - mypy knows methods only as what they were
+    setattr(HintTeller, "changed", _changed)  # noqa: B010

@@ -15,7 +15,7 @@ from kvctl.processes.daemons import Kvd, two_hosts
 from kvd.wire.cache import CacheList, CacheRow, ListCaches
 from kvd.wire.handshake import GetPeer
 from kvd.wire.identity import HERE
-from kvd.wire.query import EngineList, ListEngines
+from kvd.wire.query import EngineList, GetStatus, KvdStatus, ListEngines
 from kvd.wire.transfer import TransferRecord
 from tests.support import nursery
 from tests.support.daemons import wait_for
@@ -65,6 +65,11 @@ class Sharing:
                 else:
                     newest[row.engine_id] = row.hints.version
         return all(row.hints is not None and row.hints.version == newest.get(row.engine_id) for row in others)
+
+    def counted(self, name: str, *counters: str) -> dict[str, int]:
+        """Counters of an engine's kvd."""
+        status = cast("KvdStatus", self.hosts[name].ask(GetStatus()))
+        return {counter: status.counters.get(counter, 0) for counter in counters}
 
     def read(self, name: str, holder: str) -> list[TransferRecord]:
         """What an engine has read of prefixes that another one holds, newest first."""
