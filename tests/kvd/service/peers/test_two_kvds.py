@@ -12,8 +12,9 @@ import msgspec
 import zmq
 
 from kvd.client.errors import RefusedByDaemon
+from kvd.client.remote import RemoteKvd, RemoteOperator
 from kvd.wire.frame import Message, decode, encode
-from kvd.wire.handshake import GetPeer, PeerGone, PeerReady
+from kvd.wire.handshake import GetPeer, PeerGone, PeerReady, Ping, Pong
 from kvd.wire.identity import Endpoint, LeaseKey
 from kvd.wire.lease import (
     LeaseClaim,
@@ -43,6 +44,29 @@ from tests.support.lender import Lender
 
 def ask_for(kvd: Daemon, generation: str = "") -> GetPeer:
     return GetPeer(local_engine="d", engine_id="p", endpoint=kvd.endpoint, generation=generation)
+
+
+def test_a_kvd_tells_others_of_one_that_does_not_answer_it_until_that_answers() -> None:
+    with daemons(2) as (near, far), ExitStack() as stack:
+        stack.enter_context(session(far, worker(facts("p"))))
+        one = stack.enter_context(session(near, worker(facts("d"))))
+        one.wait(lambda s: bool(s.engine_generation), 5)
+        assert isinstance(one.call(ask_for(far), 10).result(10), PeerReady)
+        generation = far.status().generation
+        third = stack.enter_context(RemoteOperator(RemoteKvd(near.host, near.port), 10))
+
+        def silent() -> tuple[str, ...]:
+            answer = third.ask(Ping(kvd_id="third", kvd_generation="g"))
+            assert isinstance(answer, Pong)
+            return tuple(name for name, _ in answer.silent)
+
+        assert silent() == ()
+        far.signal(signal.SIGSTOP)
+        try:
+            wait_for(lambda: silent() == (generation,))
+        finally:
+            far.signal(signal.SIGCONT)
+        wait_for(lambda: silent() == ())
 
 
 def test_one_flight_for_fifty_askers_and_a_cache_afterwards() -> None:
