@@ -14,7 +14,9 @@ from typing import Any, cast
 
 import pytest
 
+from kvd.vllm.prefixes.boundaries import Boundaries
 from kvd.vllm.prefixes.sharing import Prefixes
+from kvd.wire.hints import TAG_BYTES
 from kvd.wire.prefix import SCHEME_FACT, CheckPrefix, FindPrefix, PrefixFound, PrefixKept
 from tests.support.rigs.stepped import OURS, SteppedScheduler, attention, latents
 
@@ -78,7 +80,7 @@ class Holder:
     def prefixes(self) -> Prefixes:
         return cast("Prefixes", self.stepped.scheduler.connector._scheduler.prefixes)
 
-    def find(self, tokens: Sequence[int], most: int | None = None, salt: str = "") -> tuple[str, PrefixFound]:
+    def hashes(self, tokens: Sequence[int], salt: str = "") -> list[bytes]:
         from vllm.sampling_params import SamplingParams
         from vllm.utils.hashing import sha256
         from vllm.v1.core.kv_cache_utils import get_request_block_hasher
@@ -92,6 +94,9 @@ class Holder:
             cache_salt=salt or None,
             block_hasher=get_request_block_hasher(BLOCK, sha256),
         )
+        return list(request.block_hashes)
+
+    def find(self, tokens: Sequence[int], most: int | None = None, salt: str = "") -> tuple[str, PrefixFound]:
         self.asked += 1
         reader = f"reader {self.asked}"
         scheme = self.stepped.scheduler.connector._engine.facts[SCHEME_FACT]
@@ -100,7 +105,7 @@ class Holder:
             reader=reader,
             scheme=scheme,
             hash_tokens=BLOCK,
-            hashes=b"".join(request.block_hashes),
+            hashes=b"".join(self.hashes(tokens, salt)),
             most=len(tokens) - 1 if most is None else most,
         )
         found = self.prefixes.answer(question)
@@ -227,3 +232,31 @@ def test_what_a_holder_vouches_for_is_what_was_read(model: Path, kinds: str, *, 
                 refused += 1
         reads = waiting
     assert min(vouched, refused) > 20, (vouched, refused)
+
+
+@pytest.mark.parametrize("kinds", list(KINDS))
+@pytest.mark.usefixtures("kvd")
+def test_each_prefix_that_is_found_is_hinted(model: Path, kinds: str) -> None:
+    """Whatever is evicted meanwhile. A hint on what is not found any more is rare."""
+    dice = random.Random(kinds)
+    one = holder(model, kinds, pool=30, chunk=48)
+    assert one.prefixes._holder is not None
+    hints = one.prefixes._holder.cache.boundaries = Boundaries(len(KINDS[kinds]), BLOCK, 1)
+    heads = [[dice.randrange(10, 500) for _ in range(5 * BLOCK)] for _ in range(4)]
+    found = more = 0
+    for step in range(300):
+        if len(one.stepped.scheduler.requests) < 4:
+            own = [dice.randrange(10, 500) for _ in range(40)]
+            prompt = [*dice.choice(heads)[: dice.randrange(1, 81)], *own]
+            one.stepped.arrive(f"r{step}", prompt, None, max_tokens=dice.randrange(1, 40))
+        one.stepped.step()
+        tokens = [*dice.choice(heads), 9]
+        told = hints.change().added
+        tags = {told[at : at + TAG_BYTES] for at in range(0, len(told), TAG_BYTES)}
+        ends = [at for at, name in enumerate(one.hashes(tokens), 1) if name[:TAG_BYTES] in tags]
+        held, hinted = one.find(tokens)[1].tokens, max(ends, default=0) * BLOCK
+        assert held <= hinted
+        found += held > 0
+        more += hinted > held
+    assert found > 50
+    assert more < found / 4, (more, found)
