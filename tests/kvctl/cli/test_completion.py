@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -18,6 +19,7 @@ from kvctl.cli.live_names import ASKED, offered
 from kvctl.commands.completion import words
 from kvctl.main import group
 from kvd.wire.query import ListEngines
+from tests.support.daemons import daemons
 
 if TYPE_CHECKING:
     from tests.kvctl.conftest import FakeDaemon, Run
@@ -170,3 +172,12 @@ def test_a_kvd_that_does_not_answer_is_not_waited_for(daemon: FakeDaemon, proces
     outcome = process(ASKED, "engines", env=os.environ | {"KVCTL_RUNTIME_DIR": str(daemon.directory)})
     assert (outcome.code, outcome.out, outcome.err) == (0, "", "")
     assert time.monotonic() - began < 4.0
+
+
+def test_a_stopped_kvd_is_not_waited_for(process: Run) -> None:
+    """Its kernel takes the connection, so nothing but the end of the time ends the question."""
+    with daemons() as [kvd]:
+        kvd.signal(signal.SIGSTOP)
+        environment = os.environ | {"KVCTL_RUNTIME_DIR": str(kvd.directory), "KVCTL_TIMEOUT": "10m"}
+        outcome = process(ASKED, "engines", env=environment)
+    assert (outcome.code, outcome.out, outcome.err) == (0, "", "")

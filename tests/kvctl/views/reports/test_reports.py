@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
+from kvctl.cli.numbers import span
+from kvctl.views.measuring.replay import ways
 from kvctl.views.reports.benchmark import benchmark_page
 from kvctl.views.reports.replay import replay_page
 from kvctl.views.reports.trace import reported, trace_page
@@ -129,6 +131,16 @@ def test_a_replayed_transfer_says_how_long_it_took_again() -> None:
     [moved] = reported(trace, trace.transfers[:1], {0: {"nixl": 0.004, "direct": 0.001}})
     _, worst = transfer_sections([moved])
     assert "again: nixl 4.00 ms, direct 1.00 ms" in worst.html
+
+
+def test_beside_the_middles_of_stages_stands_that_of_whole_transfers_not_their_sum(
+    pages: dict[str, str],
+) -> None:
+    figures = ways(REPLAY)
+    assert figures
+    for way in figures:
+        assert f"a transfer {span(way.seconds.p50)}<" in pages["replay"]
+    assert re.search(r"<span>[^<]*\bp50\b", pages["replay"]) is None
 
 
 def test_a_benchmark_begins_with_what_is_furthest_from_what_the_machine_can_do() -> None:
