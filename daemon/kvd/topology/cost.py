@@ -54,22 +54,25 @@ def request_cost(
     taken: dict[str, int] = {}
     links: dict[tuple[str, str], int] = {}
     known: dict[object, tuple[int, int, int] | None] = {}
+    by_pattern: dict[int, list[tuple[str, tuple[int, int, int]]]] = {}
     for plan in plans:
-        for position, reads in _by_remote(plan).items():
-            first = reads[0]
-            # Where two workers' memory stands decides nothing, only how the reads between them stand to each other.
-            key = tuple([(id(r.shape), r.here - first.here, r.there - first.there) for r in reads])
-            if key not in known:
-                known[key] = _link_cost(plan, reads, mine, theirs, tokens, room)
-            cost = known[key]
-            if cost is None:
-                continue
-            here, there = str(plan.local_rank), str(plan.remote_ranks[position])
-            sent[there] += cost[0]
-            taken[here] = taken.get(here, 0) + cost[0]
-            links[here, there] = cost[0]
-            descriptors += cost[1]
-            coalesced += cost[2]
+        # Where two workers' memory stands decides nothing, only how the reads between them stand to each other.
+        if id(plan.pattern) not in by_pattern:
+            costs = by_pattern[id(plan.pattern)] = []
+            for position, reads in _by_remote(plan).items():
+                first = reads[0]
+                key = tuple([(id(r.shape), r.here - first.here, r.there - first.there) for r in reads])
+                if key not in known:
+                    known[key] = _link_cost(plan, reads, mine, theirs, tokens, room)
+                if (cost := known[key]) is not None:
+                    costs.append((str(plan.remote_ranks[position]), cost))
+        here = str(plan.local_rank)
+        for there, (size, copies, left) in by_pattern[id(plan.pattern)]:
+            sent[there] += size
+            taken[here] = taken.get(here, 0) + size
+            links[here, there] = size
+            descriptors += copies
+            coalesced += left
     return RequestCost(
         tokens=tokens,
         bytes=sum(sent.values()),
@@ -98,7 +101,7 @@ def _link_cost(
 ) -> tuple[int, int, int] | None:
     """Bytes, copies, and copies after coalescing of the reads between two workers; None where no block moves."""
     blocks = (room,) * len(plan.remote_blocks)
-    alone = replace(plan, reads=tuple(reads), local_blocks=room, remote_blocks=blocks)
+    alone = replace(plan, reads=tuple(reads), local_blocks=room, remote_blocks=blocks, pattern=object())
     (rows,) = compile_plan(alone, local, remote, tokens=tokens).values() or (None,)
     if rows is None:
         return None

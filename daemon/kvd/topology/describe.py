@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from kvd.geometry.model import EngineGeometry, GroupKind
 from kvd.geometry.rank import RankName
@@ -51,8 +51,8 @@ class GroupSummary:
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class ReadSummary:
+# A struct, since large engines have tens of thousands of them.
+class ReadSummary(Struct, frozen=True, gc=False):
     """What one local rank takes from one remote rank out of one block of one layer of one group.
 
     Where block sizes differ the figures are those of one *local* block, the largest if they are not alike.
@@ -160,26 +160,41 @@ def summarize_groups(engine: EngineGeometry) -> tuple[GroupSummary, ...]:
 def summarize_reads(plans: Sequence[Plan]) -> tuple[ReadSummary, ...]:
     """The reads of all workers, one line for each local rank, remote rank, group and range of heads.
 
-    What reads of the same shapes have in common is worked out once.
+    What plans of one pattern, and reads of the same shapes, have in common is worked out once.
     """
     known: dict[tuple[int, ...], tuple[int, int, int]] = {}
     names: dict[int, tuple[str, ...]] = {}
-    found = []
+    by_pattern: dict[int, list[_ReadParts]] = {}
+    found: list[ReadSummary] = []
     for plan in plans:
-        alike: dict[tuple[int, int, int, tuple[int, int] | None], list[ReadShape]] = {}
-        for read in plan.reads:
-            shape = read.shape
-            key = (shape.group, read.remote, shape.remote_group, shape.heads)
-            alike.setdefault(key, []).append(shape)
-        if id(plan.remote_ranks) not in names:
-            names[id(plan.remote_ranks)] = tuple(map(str, plan.remote_ranks))
-        remotes, local = names[id(plan.remote_ranks)], str(plan.local_rank)
-        for (group, remote, _, heads), shapes in sorted(alike.items(), key=lambda item: item[0][:3]):
-            same = tuple([id(shape) for shape in shapes])
-            if same not in known:
-                known[same] = _amounts(shapes)
-            found.append(ReadSummary(local, remotes[remote], group, heads, *known[same]))
+        if id(plan.pattern) not in by_pattern:
+            if id(plan.remote_ranks) not in names:
+                names[id(plan.remote_ranks)] = tuple(map(str, plan.remote_ranks))
+            by_pattern[id(plan.pattern)] = _read_parts(plan, names[id(plan.remote_ranks)], known)
+        local = str(plan.local_rank)
+        found += [ReadSummary(local, *parts) for parts in by_pattern[id(plan.pattern)]]
     return tuple(found)
+
+
+_ReadParts = tuple[str, int, tuple[int, int] | None, int, int, int]
+"""A `ReadSummary` but for its local rank."""
+
+
+def _read_parts(
+    plan: Plan, remotes: Sequence[str], known: dict[tuple[int, ...], tuple[int, int, int]]
+) -> list[_ReadParts]:
+    alike: dict[tuple[int, int, int, tuple[int, int] | None], list[ReadShape]] = {}
+    for read in plan.reads:
+        shape = read.shape
+        key = (shape.group, read.remote, shape.remote_group, shape.heads)
+        alike.setdefault(key, []).append(shape)
+    found = []
+    for (group, remote, _, heads), shapes in sorted(alike.items(), key=lambda item: item[0][:3]):
+        same = tuple([id(shape) for shape in shapes])
+        if same not in known:
+            known[same] = _amounts(shapes)
+        found.append((remotes[remote], group, heads, *known[same]))
+    return found
 
 
 def _amounts(shapes: Sequence[ReadShape]) -> tuple[int, int, int]:

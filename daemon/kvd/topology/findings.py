@@ -177,7 +177,8 @@ def _small_copies(local: EngineGeometry, remote: EngineGeometry, plans: Sequence
 
 def _of_each_shape(plans: Sequence[Plan]) -> Iterator[tuple[Rank, ReadShape]]:
     """One of all reads that are alike, with the local rank of it."""
-    found = {id(read.shape): (plan.local_rank, read.shape) for plan in plans for read in plan.reads}
+    distinct = {id(plan.pattern): plan for plan in plans}.values()
+    found = {id(read.shape): (plan.local_rank, read.shape) for plan in distinct for read in plan.reads}
     return iter(found.values())
 
 

@@ -6,9 +6,10 @@ descriptors of it and of a request's block ids.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import lcm
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ from kvd.topology.descriptors import concatenate
 from kvd.topology.errors import BlockMismatch, LayerMissing
 from kvd.topology.grid import Grid, Int32
 from kvd.topology.reads import LayerPieces, Read, ReadShapes
-from kvd.topology.sources import CutPage, Holder, Piece, cut_page, pieces
+from kvd.topology.sources import CutPage, Holder, Piece, Rotation, cut_page, pieces, rotations
 
 
 class Cells(NamedTuple):
@@ -41,6 +42,8 @@ class Plan:
     remote_block_sizes: tuple[int, ...]
     local_blocks: int
     remote_blocks: tuple[int, ...]
+    pattern: object = field(default_factory=object, compare=False, repr=False)
+    """The same object in plans that differ in nothing but where the local worker's memory stands."""
 
     @property
     def sources(self) -> tuple[int, ...]:
@@ -87,9 +90,11 @@ class Cuts:
     """By identity of the workers' tuple: `peers` and `remotes` are the same objects in all of these plans."""
     numbers: dict[object, int] = field(default_factory=dict)
     shapes: ReadShapes = field(default_factory=ReadShapes)
-    wanted: dict[tuple[int, str], _Wanted] = field(default_factory=dict)
     places: dict[int, dict[Rank, int]] = field(default_factory=dict)
     tails: dict[int, tuple[tuple[Rank, ...], tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
+    turns: dict[int, list[_Turn]] = field(default_factory=dict)
+    supplies: dict[tuple[int, tuple[Rotation, ...]], _Supply] = field(default_factory=dict)
+    patterns: dict[object, _Pattern] = field(default_factory=dict)
 
 
 def plan_worker(
@@ -105,13 +110,16 @@ def plan_worker(
     Raises `LayerMissing`, `FieldMismatch`, `NotCovered` or `BlockMismatch`.
     """
     cuts = Cuts() if cuts is None else cuts
-    found = _found(local, peers, remotes, cuts)
-    return _plan(
-        local,
-        remotes,
-        [_read(local, remotes, alike, parts, cuts.shapes) for alike, parts in found.items()],
-        cuts,
-    )
+    supplied = _supplied(local, peers, remotes, cuts)
+    start = local.regions[0].address if local.regions else 0
+    apart = tuple([region.address - start for region in local.regions])
+    key = id(local.groups), tuple(map(id, supplied.values())), apart
+    pattern = cuts.patterns.get(key)
+    if pattern is None:
+        found = _found(cuts.turns[id(local.groups)], supplied, cuts.kinds[id(remotes)])
+        reads = tuple([_read(local, remotes, alike, parts, cuts.shapes) for alike, parts in found.items()])
+        pattern = cuts.patterns[key] = _Pattern(start, reads)
+    return _plan(local, remotes, pattern.reads_at(start), cuts, pattern)
 
 
 def plan_layers(
@@ -127,10 +135,14 @@ def plan_layers(
     """
     reads: dict[str, list[Read]] = {}
     cuts = Cuts()
-    for alike, parts in _found(local, peers, remotes, cuts, of).items():
+    supplied = _supplied(local, peers, remotes, cuts, of)
+    found = _found(cuts.turns[id(local.groups)], supplied, cuts.kinds[id(remotes)])
+    for alike, parts in found.items():
         for part in parts:
             reads.setdefault(part[0].name, []).append(_read(local, remotes, alike, [part], cuts.shapes))
-    return {name: _plan(local, remotes, reads[name], cuts) for name in local.layers if name in reads}
+    return {
+        name: _plan(local, remotes, reads[name], cuts, object()) for name in local.layers if name in reads
+    }
 
 
 class _Alike(NamedTuple):
@@ -175,73 +187,102 @@ def _kinds(workers: Sequence[WorkerGeometry]) -> _Kinds:
     return _Kinds(layers, of)
 
 
-@dataclass(slots=True)
-class _RotatingPieces:
-    """Pages that meet in the same way: after how many turns the rotation repeats, and the pieces of each turn."""
+class _Turn(NamedTuple):
+    """A layer that is read, and its ordinal among all of the worker's that are."""
+
+    turn: int
+    layer: Layer
+    wanted: _Wanted
+
+
+@dataclass(frozen=True, slots=True)
+class _Supply:
+    """Pages that meet in the same way, and workers that take them in the same rotation: the pieces of each turn."""
 
     cut: CutPage
-    me: int
-    period: int = 0
+    taken: tuple[Rotation, ...]
+    period: int
     made: dict[int, list[Piece]] = field(default_factory=dict)
 
     def pieces(self, turn: int) -> list[Piece]:
-        if not self.period or turn % self.period not in self.made:
-            self.period, made = pieces(self.cut, self.me, turn)
-            self.made[turn % self.period] = made
-        return self.made[turn % self.period]
+        turn %= self.period
+        if turn not in self.made:
+            self.made[turn] = pieces(self.cut, self.taken, turn)
+        return self.made[turn]
 
 
-class _Memory(NamedTuple):
-    """What was worked out before, by what decides it: of this worker, and of all workers of its engine."""
+class _Pattern(NamedTuple):
+    """What workers of one kind read that are supplied alike: ``reads`` of the one whose memory begins at ``start``."""
 
-    turns: dict[int, _RotatingPieces]
-    cuts: Cuts
+    start: int
+    reads: tuple[Read, ...]
+
+    def reads_at(self, start: int) -> tuple[Read, ...]:
+        by = start - self.start
+        return (
+            tuple([Read(r.remote, r.shape, r.here + by, r.there) for r in self.reads]) if by else self.reads
+        )
 
 
-def _found(
+def _supplied(
     local: WorkerGeometry,
     peers: Sequence[WorkerGeometry],
     remotes: Sequence[WorkerGeometry],
     cuts: Cuts,
     of: Container[str] | None = None,
-) -> dict[_Alike, list[tuple[Layer, Layer, Piece]]]:
-    """Which piece of which remote layer belongs in which local layer, by what makes layers one read.
+) -> dict[int, _Supply]:
+    """Who supplies this worker's pages, by the number of how they are cut, in the order of its layers.
 
     Of all layers, or only ``of`` these; whose turn it is to supply one is the same either way.
     """
-    memory = _Memory({}, cuts)
     for workers in (peers, remotes):
         if id(workers) not in cuts.kinds:
             cuts.kinds[id(workers)] = _kinds(workers)
     ours, theirs = cuts.kinds[id(peers)], cuts.kinds[id(remotes)]
     # By identity: all workers of a kind share one tuple of groups, which the caller's workers keep.
     kind = id(local.groups)
-    found: dict[_Alike, list[tuple[Layer, Layer, Piece]]] = {}
-    turn = 0
-    for group in local.groups:
+    if kind not in cuts.turns:
+        cuts.turns[kind] = [
+            _Turn(turn, layer, _wanted(layer, group, ours, theirs, cuts.numbers))
+            for turn, (group, layer) in enumerate(_placed(local.groups))
+            if of is None or layer.name in of
+        ]
+    wanted = {turn.wanted.number: turn.wanted for turn in cuts.turns[kind]}
+    return {number: _supply(one, local.rank, peers, ours, theirs, cuts) for number, one in wanted.items()}
+
+
+def _placed(groups: Sequence[Group]) -> Iterator[tuple[Group, Layer]]:
+    """Layers with memory of their own: those that reuse another's cache stand at its address, and move with it."""
+    for group in groups:
         placed: set[tuple[int, int, int]] = set()
         for layer in group.layers:
-            # Layers that reuse another layer's cache stand at the same address: their bytes move once.
             place = (layer.region, layer.offset, layer.stride)
-            if place in placed:
-                continue
-            placed.add(place)
-            turn += 1
-            if of is not None and layer.name not in of:
-                continue
-            if (kind, layer.name) not in cuts.wanted:
-                cuts.wanted[kind, layer.name] = _wanted(layer, group, ours, theirs, cuts.numbers)
-            wanted = cuts.wanted[kind, layer.name]
-            for piece, remote_group, remote_layer in _sources(
-                wanted, local.rank, peers, ours, theirs, turn - 1, memory
-            ):
-                alike = _Alike(group.index, remote_group.index, layer.stride, remote_layer.stride, id(piece))
-                found.setdefault(alike, []).append((layer, remote_layer, piece))
+            if place not in placed:
+                placed.add(place)
+                yield group, layer
+
+
+def _found(
+    turns: Sequence[_Turn], supplied: Mapping[int, _Supply], theirs: _Kinds
+) -> dict[_Alike, list[tuple[Layer, Layer, Piece]]]:
+    """Which piece of which remote layer belongs in which local layer, by what makes layers one read."""
+    found: dict[_Alike, list[tuple[Layer, Layer, Piece]]] = {}
+    for turn, layer, wanted in turns:
+        for piece in supplied[wanted.number].pieces(turn):
+            held = wanted.having[theirs.of[piece.remote]]
+            if held is not None:  # always: a piece is of one that has the layer
+                group, other = held
+                alike = _Alike(wanted.group.index, group.index, layer.stride, other.stride, id(piece))
+                found.setdefault(alike, []).append((layer, other, piece))
     return found
 
 
 def _plan(
-    local: WorkerGeometry, remotes: Sequence[WorkerGeometry], reads: Sequence[Read], cuts: Cuts
+    local: WorkerGeometry,
+    remotes: Sequence[WorkerGeometry],
+    reads: Sequence[Read],
+    cuts: Cuts,
+    pattern: object,
 ) -> Plan:
     if id(remotes) not in cuts.tails:
         ranks, blocks = tuple(w.rank for w in remotes), tuple(w.num_blocks for w in remotes)
@@ -255,6 +296,7 @@ def _plan(
         remote_block_sizes=sizes,
         local_blocks=local.num_blocks,
         remote_blocks=blocks,
+        pattern=pattern,
     )
 
 
@@ -288,40 +330,34 @@ def _wanted(layer: Layer, group: Group, ours: _Kinds, theirs: _Kinds, numbers: d
     return _Wanted(numbers.setdefault(key, len(numbers)), group, layer.page, having, pages)
 
 
-def _sources(
+def _supply(
     wanted: _Wanted,
     rank: Rank,
     peers: Sequence[WorkerGeometry],
     ours: _Kinds,
     theirs: _Kinds,
-    turn: int,
-    memory: _Memory,
-) -> list[tuple[Piece, Group, Layer]]:
-    key, having, pages = wanted.number, wanted.having, wanted.pages
-    turns = memory.turns.get(key)
-    if turns is None:
-        cuts = memory.cuts
-        if key not in cuts.pages:
-            sharing = [
-                (worker.rank, page)
-                for worker, kind in zip(peers, ours.of, strict=True)
-                if (page := pages[kind]) is not None
-            ]
-            holders = tuple(
-                Holder(i, found[1].page, found[0].block_size)
-                for i, kind in enumerate(theirs.of)
-                if (found := having[kind]) is not None
-            )
-            sharers = [page for _, page in sharing] or [wanted.page]
-            cuts.pages[key] = cut_page(wanted.group, wanted.page, holders, sharers)
-            cuts.places[key] = {other: i for i, (other, _) in enumerate(sharing)}
-        turns = memory.turns[key] = _RotatingPieces(cuts.pages[key], cuts.places[key].get(rank, 0))
-    return [
-        (piece, *found)
-        for piece in turns.pieces(turn)
-        if (found := having[theirs.of[piece.remote]])
-        is not None  # always: a piece is of one that has the layer
-    ]
+    cuts: Cuts,
+) -> _Supply:
+    number = wanted.number
+    if number not in cuts.pages:
+        sharing = [
+            (worker.rank, page)
+            for worker, kind in zip(peers, ours.of, strict=True)
+            if (page := wanted.pages[kind]) is not None
+        ]
+        holders = tuple(
+            Holder(i, found[1].page, found[0].block_size)
+            for i, kind in enumerate(theirs.of)
+            if (found := wanted.having[kind]) is not None
+        )
+        sharers = [page for _, page in sharing] or [wanted.page]
+        cuts.pages[number] = cut_page(wanted.group, wanted.page, holders, sharers)
+        cuts.places[number] = {other: i for i, (other, _) in enumerate(sharing)}
+    cut = cuts.pages[number]
+    taken = rotations(cut, cuts.places[number].get(rank, 0))
+    if (number, taken) not in cuts.supplies:
+        cuts.supplies[number, taken] = _Supply(cut, taken, lcm(*{one.period for one in taken}))
+    return cuts.supplies[number, taken]
 
 
 def _read(

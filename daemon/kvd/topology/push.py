@@ -61,7 +61,7 @@ def plan_push(
             first.group,
             first.remote_group,
             0 if first.kind == "mamba" else unit,
-            replace(whole, reads=reads),
+            replace(whole, reads=reads, pattern=object()),
         )
     return pushes
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from kvd.geometry.model import Group, GroupKind, Layer
@@ -57,9 +58,10 @@ class ReadShape:
         return mask, int(np.count_nonzero(mask))
 
 
-@dataclass(frozen=True)
-class Read:
+class Read(Struct, frozen=True, dict=True):
     """What one remote worker supplies of one group, for all layers that it supplies in the same way.
+
+    A struct, since large engines have tens of thousands of them.
 
     ``remote`` is that worker's position, ``here`` and ``there`` are the addresses of block 0 of the first layer.
     """

@@ -72,7 +72,7 @@ class CutPage:
     cuts: list[_Cut]
     cells: list[_Cell] | None
     made: dict[tuple[int, ...], list[Piece]] = field(default_factory=dict)
-    """By the candidate chosen of each of the ``cells``."""
+    """By which of its holders supplies each of the ``cells``."""
     tables: dict[tuple[bytes, bytes, bytes], Descriptors] = field(default_factory=dict)
     """By their content: holders of one page, phase and part give one table, the same object."""
 
@@ -90,41 +90,64 @@ def cut_page(group: Group, page: Page, holders: Sequence[Holder], sharers: Seque
     return CutPage(group, holders, cuts, list(_all_cells(group, holders, cuts)) if few else None)
 
 
-def pieces(cut: CutPage, me: int, turn: int) -> tuple[int, list[Piece]]:
-    """All pieces that make up one local page, and after how many turns the same ones come again.
+class Rotation(NamedTuple):
+    """How a reader goes through the holders of a cell: at each turn it takes one, ``step`` after the one before."""
 
-    ``me`` is the position of this worker among those of the local engine that have this layer; ``turn`` is the layer's
-    ordinal. Where several remote workers hold a cell, the local workers that need it take them in rotation, and go on
-    to the next ones layer by layer, so that every replica carries an even load.
+    base: int
+    first: int
+    step: int
+    among: int
 
-    Raises `NotCovered` where nobody holds a part.
+    def at(self, turn: int) -> int:
+        """Which of the holders it takes at this turn."""
+        return self.base + (self.first + self.step * turn) % self.among
+
+    @property
+    def period(self) -> int:
+        """After how many turns the same holder comes again."""
+        return self.among // gcd(self.among, self.step)
+
+
+def rotations(cut: CutPage, me: int) -> tuple[Rotation, ...]:
+    """How a worker goes through the holders of each cell: workers with the same rotations are supplied alike.
+
+    ``me`` is its position among those of the local engine that have this layer. Where several remote workers hold a
+    cell, the local workers that need it take them in rotation, and go on to the next ones layer by layer, so that every
+    replica carries an even load. Raises `NotCovered` where nobody holds a part.
     """
-    periods = {1}
+    return tuple([_rotation(part, me) for part in _cells_of(cut)])
+
+
+def pieces(cut: CutPage, taken: Sequence[Rotation], turn: int) -> list[Piece]:
+    """All pieces that make up one local page of a worker with these rotations; ``turn`` is the layer's ordinal."""
+    key = tuple([rotation.at(turn) for rotation in taken])
     if cut.cells is None:
-        chosen = _choices(_all_cells(cut.group, cut.holders, cut.cuts), me, turn, periods)
-        made = _pieces(cut, chosen)
-        return lcm(*periods), made
-    taken = list(_choices(cut.cells, me, turn, periods))
-    key = tuple([candidate for _, candidate in taken])
+        return _pieces(cut, zip(_cells_of(cut), key, strict=True))
     if key not in cut.made:
-        cut.made[key] = _pieces(cut, taken)
-    return lcm(*periods), cut.made[key]
+        cut.made[key] = _pieces(cut, zip(cut.cells, key, strict=True))
+    return cut.made[key]
 
 
-def _choices(cells: Iterable[_Cell], me: int, turn: int, periods: set[int]) -> Iterator[tuple[_Cell, int]]:
-    """Each cell with the number of the candidate that supplies it at this turn; ``periods`` gets when again."""
-    for part in cells:
-        place = int(part.sharing.searchsorted(me))
-        chosen, period = _rotate(place, len(part.sharing), len(part.held), turn)
-        periods.add(period)
-        yield part, int(part.held[chosen])
+def _cells_of(cut: CutPage) -> Iterable[_Cell]:
+    return _all_cells(cut.group, cut.holders, cut.cuts) if cut.cells is None else cut.cells
+
+
+def _rotation(part: _Cell, me: int) -> Rotation:
+    """Where one number divides the other a reader keeps to its own share of the holders: fewer ranks to know."""
+    place, readers, holders = int(part.sharing.searchsorted(me)), len(part.sharing), len(part.held)
+    if holders % readers == 0:
+        own = holders // readers
+        return Rotation(place * own, 0, 1, own)
+    if readers % holders == 0:
+        return Rotation(place * holders // readers, 0, 0, 1)
+    return Rotation(0, place % holders, readers % holders, holders)
 
 
 def _pieces(cut: CutPage, chosen: Iterable[tuple[_Cell, int]]) -> list[Piece]:
     found: dict[tuple[int, Phase], list[Descriptors]] = {}
     heads: dict[tuple[int, Phase], tuple[int, int]] = {}
-    for part, candidate in chosen:
-        number, phase, shift = part.candidates[candidate]
+    for part, holding in chosen:
+        number, phase, shift = part.candidates[part.held[holding]]
         holder, wanted = cut.holders[number], {label: atom.members for label, atom in part.atoms.items()}
         paired = (holder.remote, phase)
         for fld in part.cut.fields:
@@ -264,19 +287,6 @@ def _bounds(steps: Steps, members: Flags) -> tuple[int, int]:
     """The least and the greatest of the numbers chosen."""
     part = series(steps)[members]
     return int(part.min()), int(part.max())
-
-
-def _rotate(place: int, readers: int, holders: int, turn: int) -> tuple[int, int]:
-    """Which of ``holders`` the reader at ``place`` takes at this turn, and after how many turns again.
-
-    Where one number divides the other a reader keeps to its own share of the holders: fewer ranks to know.
-    """
-    if holders % readers == 0:
-        own = holders // readers
-        return place * own + turn % own, own
-    if readers % holders == 0:
-        return place * holders // readers, 1
-    return (place + readers * turn) % holders, holders // gcd(holders, readers)
 
 
 def _atoms(mine: Steps, theirs: Sequence[tuple[Steps, int]], sharers: Sequence[Steps]) -> list[_Atom]:

@@ -24,7 +24,7 @@ class PairFactor(Struct, frozen=True, kw_only=True):
     note: str
 
 
-class RankLink(Struct, frozen=True, kw_only=True):
+class RankLink(Struct, frozen=True, kw_only=True, gc=False):
     """What one remote rank sends to one local rank for one request."""
 
     local_rank: RankName

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import NamedTuple
 
 from kvctl.cli.numbers import rate, size, span
 from kvctl.views.screen import sizes
 from kvctl.views.topology.document import PairDocument, RequestDocument
 from kvd.geometry.rank import Rank
-from kvd.topology.describe import EngineSummary
+from kvd.topology.describe import EngineSummary, ReadSummary
 
 
-@dataclass(frozen=True)
-class Flow:
+class Flow(NamedTuple):
     """Bytes that ``local`` takes from ``remote``: of a request where its cost is known, else of a block of each group.
 
     ``groups`` are those that it takes anything of.
@@ -26,18 +27,33 @@ class Flow:
 
 def flows(pair: PairDocument) -> tuple[Flow, ...]:
     """Every flow, in the order of the ranks."""
-    groups: dict[tuple[str, str], set[int]] = {}
-    block: dict[tuple[str, str], int] = {}
+    # Large engines have tens of thousands of pairs of ranks, and few sets of groups.
+    groups: dict[tuple[str, str], tuple[int, ...]] = {}
     for read in pair.reads:
         key = read.local_rank, read.remote_rank
-        groups.setdefault(key, set()).add(read.group)
-        block[key] = block.get(key, 0) + read.bytes_per_block * read.layers
-    request = pair.request
-    known = {(link.local_rank, link.remote_rank): link.bytes for link in request.links} if request else block
+        groups[key] = _with(groups.get(key, ()), read.group)
+    known = _of_a_request(pair.request) if pair.request else _of_a_block(pair.reads)
     return tuple(
-        Flow(local, remote, known.get((local, remote), 0), tuple(sorted(groups[local, remote])))
+        Flow(local, remote, known.get((local, remote), 0), groups[local, remote])
         for local, remote in sorted(groups, key=lambda key: (rank_order(key[0]), rank_order(key[1])))
     )
+
+
+@lru_cache(1 << 10)
+def _with(groups: tuple[int, ...], group: int) -> tuple[int, ...]:
+    return tuple(sorted({*groups, group}))
+
+
+def _of_a_request(request: RequestDocument) -> dict[tuple[str, str], int]:
+    return {(link.local_rank, link.remote_rank): link.bytes for link in request.links}
+
+
+def _of_a_block(reads: Iterable[ReadSummary]) -> dict[tuple[str, str], int]:
+    found: dict[tuple[str, str], int] = {}
+    for read in reads:
+        key = read.local_rank, read.remote_rank
+        found[key] = found.get(key, 0) + read.bytes_per_block * read.layers
+    return found
 
 
 def partial_groups(pair: PairDocument, flow: Flow) -> str:
@@ -59,6 +75,7 @@ def least_time(request: RequestDocument) -> str:
     return f"{span(request.seconds)} at {rate(request.bandwidth)} a rank"
 
 
+@lru_cache(1 << 16)
 def rank_order(name: str) -> tuple[int, ...]:
     """Ranks in the order of their numbers: tp10 after tp9, all of one pp stage together."""
     parts = dict.fromkeys(("pp", "dcp", "tp"), 0)

@@ -17,7 +17,7 @@ from kvctl.views.screen import (
     yes_or_no,
 )
 from kvctl.views.topology.document import PairDocument, PairFactor, RequestDocument, Topology
-from kvctl.views.topology.flows import flows, least_time, partial_groups, rank_order, shape
+from kvctl.views.topology.flows import Flow, flows, least_time, partial_groups, rank_order, shape
 from kvctl.views.topology.folded import folded, is_large
 from kvctl.views.topology.localities import localities_screen
 
@@ -41,7 +41,8 @@ def pair_screen(pair: PairDocument, wide: bool) -> ScreenPart:
     """One pair, whole."""
     parts: list[ScreenPart] = [_header(pair)]
     found = flows(pair)
-    if not wide and is_large(found):
+    large = not wide and is_large(found)
+    if large:
         # The engines first, then their ranks.
         parts += [
             "",
@@ -51,11 +52,11 @@ def pair_screen(pair: PairDocument, wide: bool) -> ScreenPart:
             folded(pair, found),
         ]
     elif pair.reads:
-        matrix = Matrix(pair)
+        matrix = Matrix(pair, found)
         in_groups = any("g" in cell for cell in matrix.cells.values())
         legend = [SHARE_LEGEND, *[GROUP_LEGEND] * in_groups, NOTHING_LEGEND]
         parts += ["", matrix.fitted, "", *(Styled(line, "dim") for line in legend), "", _groups(pair)]
-    if pair.request and (wide or not is_large(found)):
+    if pair.request and not large:
         parts += ["", _request(pair.request)]
     # A difference without a note costs nothing and is no news.
     factors = [f for f in pair.factors if wide or not f.ok or (f.local != f.remote and f.note)]
@@ -138,8 +139,7 @@ class Matrix:
     one sends.
     """
 
-    def __init__(self, pair: PairDocument) -> None:
-        found = flows(pair)
+    def __init__(self, pair: PairDocument, found: Sequence[Flow]) -> None:
         self.rows = sorted({flow.local for flow in found}, key=rank_order)
         self.columns = sorted({flow.remote for flow in found}, key=rank_order)
         total: dict[str, int] = {}
