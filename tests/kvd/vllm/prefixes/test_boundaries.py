@@ -71,13 +71,13 @@ def test_only_each_so_many_blocks_are_told_of() -> None:
 
 def test_what_kvd_has_is_not_told_again() -> None:
     held = Boundaries(1, 16, 1)
-    assert held.untold
+    assert bool(held.untold)
     for number in (1, 2):
         held.add(block(number), 16)
     first = held.change()
     assert (first.since, numbers(first.added)) == (0, {1, 2})
     held.taken(first.version)
-    assert not held.untold
+    assert bool(held.untold) is False
     held.add(block(3), 16)
     held.remove(block(1))
     lost = held.change()
