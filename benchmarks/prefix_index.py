@@ -31,9 +31,9 @@ from kvd.service.prefixes.tags import PromptTags
 from kvd.vllm.prefixes.boundaries import Boundaries
 from kvd.vllm.prefixes.telling import HINT_SECONDS
 from kvd.wire.frame import decode, encode
-from kvd.wire.hints import TAG_BYTES, EngineHints, GetHints, HintChange, HintsTold, KnownHints
 from kvd.wire.identity import HERE, Endpoint
 from kvd.wire.prefix import HASH_BYTES, FindPrefix
+from kvd.wire.prefixes.hints import TAG_BYTES, EngineHints, GetHints, HintChange, HintsTold, KnownHints
 from kvd.wire.query import GetStatus, KvdStatus
 from tests.support.daemons import Daemon, daemons, wait_for
 from tests.support.prefix_holders import found, holding, introduce, question, reading, sharing

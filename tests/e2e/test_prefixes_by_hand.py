@@ -16,8 +16,8 @@ import pytest
 
 from kvd.vllm.prefixes.boundaries import Boundaries
 from kvd.vllm.prefixes.sharing import Prefixes
-from kvd.wire.hints import TAG_BYTES
 from kvd.wire.prefix import SCHEME_FACT, CheckPrefix, FindPrefix, PrefixFound, PrefixKept
+from kvd.wire.prefixes.hints import TAG_BYTES
 from tests.support.rigs.stepped import OURS, SteppedScheduler, attention, latents
 
 pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore")]

@@ -8,7 +8,9 @@ import msgspec
 
 from kvd.geometry.rank import Rank
 from kvd.wire.agent import AgentList, AgentRow, Evicted, EvictPeer, HeldPeer, ListAgents
-from kvd.wire.cache import (
+from kvd.wire.frame import Message
+from kvd.wire.identity import Endpoint
+from kvd.wire.prefixes.cache import (
     CacheGroup,
     CacheHeld,
     CacheList,
@@ -22,8 +24,6 @@ from kvd.wire.cache import (
     PrefixesGiven,
     PrefixesTaken,
 )
-from kvd.wire.frame import Message
-from kvd.wire.identity import Endpoint
 from kvd.wire.reply import refusal
 
 SINCE = 1_795_000_000.25

@@ -10,9 +10,9 @@ import msgspec
 from kvd.client.session import KvdSession
 from kvd.wire.frame import Message
 from kvd.wire.handshake import GetPeer
-from kvd.wire.hints import HintChange, HintsTaken, TellHints
 from kvd.wire.identity import HERE, Endpoint, EngineFacts
 from kvd.wire.prefix import SCHEME_FACT, CheckPrefix, FindPrefix, PrefixFound, PrefixKept
+from kvd.wire.prefixes.hints import HintChange, HintsTaken, TellHints
 from tests.support.daemons import Daemon, facts, scheduler, session, worker
 
 LONG = 30.0

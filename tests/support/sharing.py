@@ -12,9 +12,9 @@ from kvctl.demo.deployment import engines, transfer_config
 from kvctl.demo.engine import EngineProcess
 from kvctl.demo.engine_spec import EngineSpec
 from kvctl.processes.daemons import Kvd, two_hosts
-from kvd.wire.cache import CacheList, CacheRow, ListCaches
 from kvd.wire.handshake import GetPeer
 from kvd.wire.identity import HERE
+from kvd.wire.prefixes.cache import CacheList, CacheRow, ListCaches
 from kvd.wire.query import EngineList, GetStatus, KvdStatus, ListEngines
 from kvd.wire.transfer import TransferRecord
 from tests.support import nursery

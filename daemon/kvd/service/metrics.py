@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from kvd.service.sockets.acceptor import network_of
 from kvd.shown import escaped
-from kvd.wire.cache import PrefixesTaken
 from kvd.wire.identity import Role
 from kvd.wire.outcomes import OutcomeRow
+from kvd.wire.prefixes.cache import PrefixesTaken
 from kvd.wire.query import KvdStatus
 
 REQUEST_SECONDS = 5.0

@@ -17,8 +17,8 @@ Wire versions
        kvd tells workers of a confirmed claim where that names a generation (`kvd.wire.lease`)
        operators ask what workers hold of their peers, and have it given up (`kvd.wire.agent`)
        schedulers ask who holds a prefix, workers whether it still did when they had read it (`kvd.wire.prefix`)
-       schedulers tell which prefixes their engines hold, kvds ask each other for it (`kvd.wire.hints`)
-       operators ask what engines hold of prefixes (`kvd.wire.cache`)
+       schedulers tell which prefixes their engines hold, kvds ask each other for it (`kvd.wire.prefixes.hints`)
+       operators ask what engines hold of prefixes (`kvd.wire.prefixes.cache`)
 """
 
 from __future__ import annotations
@@ -35,11 +35,9 @@ from msgspec import Meta
 from kvd.shown import brief, cut, escaped
 from kvd.wire import (
     agent,
-    cache,
     checksum,
     drain,
     handshake,
-    hints,
     lease,
     order,
     outcomes,
@@ -53,6 +51,7 @@ from kvd.wire import (
 )
 from kvd.wire.errors import Malformed, TooLarge, UnknownMessage, VersionMismatch, WireError
 from kvd.wire.limits import MOST, MOST_WHOLE_WORKERS, SMALL, Id, bytes_allowed
+from kvd.wire.prefixes import cache, hints
 from kvd.wire.reply import Reply, Request
 
 WIRE_VERSION = 2

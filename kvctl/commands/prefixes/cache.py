@@ -13,7 +13,7 @@ from kvctl.cli.talk import say
 from kvctl.views.output import show_repeatedly
 from kvctl.views.picking import picking
 from kvctl.views.prefixes.cache import Cache, Caches, cache_columns, cache_document
-from kvd.wire.cache import CacheList, ListCaches
+from kvd.wire.prefixes.cache import CacheList, ListCaches
 
 SECTION = "Look"
 EXAMPLES = (

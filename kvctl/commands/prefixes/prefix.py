@@ -15,8 +15,8 @@ from kvctl.cli.talk import say
 from kvctl.errors import UsageError
 from kvctl.views.output import show
 from kvctl.views.prefixes.prefix import PrefixHolders, holder_document
-from kvd.wire.cache import MOST_TOKENS, FindHolders, HolderList
 from kvd.wire.prefix import HASH_BYTES
+from kvd.wire.prefixes.cache import MOST_TOKENS, FindHolders, HolderList
 
 SECTION = "Look"
 EXAMPLES = (

@@ -12,8 +12,8 @@ from kvctl.cli.units import Bytes, Count, filled
 from kvctl.views.folded.rows import listing
 from kvctl.views.registry import View, named
 from kvctl.views.screen import Column, ScreenPart, measure, names
-from kvd.wire.cache import CacheHeld, CacheRow, HintsKnown
 from kvd.wire.identity import HERE
+from kvd.wire.prefixes.cache import CacheHeld, CacheRow, HintsKnown
 
 
 class CachedGroup(Struct, frozen=True, kw_only=True):

@@ -9,10 +9,10 @@ from msgspec import Meta, Struct
 from kvctl.cli.units import Count
 from kvctl.views.registry import View
 from kvctl.views.screen import ScreenPart, measure, names, table
-from kvd.wire.cache import HolderRow
+from kvd.wire.prefixes.cache import HolderRow
 
 
-class PrefixHolder(Struct, frozen=True, kw_only=True):
+class PrefixHolding(Struct, frozen=True, kw_only=True):
     """What one engine of this host holds of a prompt, or of a block."""
 
     engine_id: str
@@ -30,13 +30,13 @@ class PrefixHolders(Struct, frozen=True, kw_only=True):
 
     asked: Literal["tokens", "block"]
     tokens: Annotated[Count | None, Meta(description="of the prompt; null of a block")]
-    holders: tuple[PrefixHolder, ...]
+    holders: tuple[PrefixHolding, ...]
 
 
-def holder_document(row: HolderRow, *, prompt: bool) -> PrefixHolder:
+def holder_document(row: HolderRow, *, prompt: bool) -> PrefixHolding:
     """The document of one row of kvd's answer."""
     found = row.found
-    return PrefixHolder(
+    return PrefixHolding(
         engine_id=row.engine_id,
         generation=row.generation,
         held=found.tokens > 0 if prompt else bool(found.blocks) and all(found.blocks),
@@ -67,7 +67,7 @@ VIEWS = (
         PrefixHolders,
         holders_screen,
         "holders",
-        PrefixHolder,
+        PrefixHolding,
         {"name": lambda body: "".join(f"{one.engine_id}\n" for one in body.holders if one.held)},
     ),
 )

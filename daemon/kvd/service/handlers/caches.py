@@ -14,7 +14,9 @@ from kvd.service.handlers.forwarding import ask_client
 from kvd.service.handlers.sight import sight_of
 from kvd.service.prefixes.hints import Hint
 from kvd.service.sockets.router import Caller
-from kvd.wire.cache import (
+from kvd.wire.identity import HERE
+from kvd.wire.prefix import SCHEME_FACT
+from kvd.wire.prefixes.cache import (
     CacheHeld,
     CacheList,
     CacheRow,
@@ -28,8 +30,6 @@ from kvd.wire.cache import (
     LookUpTokens,
     PrefixesGiven,
 )
-from kvd.wire.identity import HERE
-from kvd.wire.prefix import SCHEME_FACT
 
 Answer = TypeVar("Answer", CacheHeld, LookedUp)
 

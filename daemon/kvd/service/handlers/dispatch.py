@@ -29,17 +29,17 @@ from kvd.service.handlers import (
 )
 from kvd.service.sockets.router import Caller, Handled, Handler
 from kvd.wire.agent import EvictPeer, ListAgents
-from kvd.wire.cache import FindHolders, ListCaches
 from kvd.wire.checksum import GetSums
 from kvd.wire.drain import DrainEngines
 from kvd.wire.frame import kind_of
 from kvd.wire.handshake import DescribeEngine, GetPeer, Ping
-from kvd.wire.hints import GetHints, TellHints
 from kvd.wire.lease import LeaseClaim, LeaseClosed, LeaseOpened, LeaseRelease
 from kvd.wire.order import ClearForced, EndLease, ForceMiss, GetForced, ReportForced
 from kvd.wire.outcomes import GetOutcomes, ReportOutcomes
 from kvd.wire.part import ForWorker, FromWorker, JoinWorker, PartAlive
 from kvd.wire.prefix import CheckPrefix, FindPrefix
+from kvd.wire.prefixes.cache import FindHolders, ListCaches
+from kvd.wire.prefixes.hints import GetHints, TellHints
 from kvd.wire.push import PushAnnounce, PushDone, PushKept, PushProgress, PushWithdraw
 from kvd.wire.query import GetStatus, ListEngines, ListLeases, ListWorkers
 from kvd.wire.registration import Heartbeat, RegisterScheduler, RegisterWorker, Unregister

@@ -11,10 +11,10 @@ from kvd.service.daemon import Daemon
 from kvd.service.handlers.hosts import knows_engine
 from kvd.service.handlers.senders import scheduler_of
 from kvd.service.sockets.router import Caller
-from kvd.wire.hints import WAIT_SECONDS, EngineHints, GetHints, HintsTaken, HintsTold, TellHints
 from kvd.wire.identity import HERE
 from kvd.wire.limits import bytes_allowed
 from kvd.wire.prefix import SCHEME_FACT
+from kvd.wire.prefixes.hints import WAIT_SECONDS, EngineHints, GetHints, HintsTaken, HintsTold, TellHints
 
 MOST_BYTES = bytes_allowed("hints_told") - (256 << 10)
 """Tags of one answer, with room left for names."""

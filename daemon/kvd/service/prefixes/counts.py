@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from kvd.wire.cache import MOST_SOURCES, PrefixesGiven, PrefixesTaken
+from kvd.wire.prefixes.cache import MOST_SOURCES, PrefixesGiven, PrefixesTaken
 from kvd.wire.transfer import TransferRecord
 
 OTHERS = "others"

@@ -15,9 +15,9 @@ from kvd.service.peers.links import PeerLinks
 from kvd.service.peers.peer_engine import PeerEngine
 from kvd.service.peers.peer_store import PeerStore
 from kvd.service.prefixes.hints import Hints
-from kvd.wire.hints import MOST_HINTED, WAIT_SECONDS, GetHints, HintsTold, KnownHints
 from kvd.wire.identity import Endpoint
 from kvd.wire.prefix import SCHEME_FACT
+from kvd.wire.prefixes.hints import MOST_HINTED, WAIT_SECONDS, GetHints, HintsTold, KnownHints
 
 LEAST_PAUSE = 0.1
 MOST_ANSWERS = 100.0

@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 
 from kvd.service.prefixes.tags import NONE, PromptTags, TagSet, changed, longest, member, packed, unpacked
-from kvd.wire.hints import MOST_TAGS, TAG_BYTES, HintChange
 from kvd.wire.identity import HERE, Endpoint
+from kvd.wire.prefixes.hints import MOST_TAGS, TAG_BYTES, HintChange
 
 MOST_KEPT = 16 << 20
 """Tags of all engines together, 128 MiB: 256 hosts with eight full caches of a million tokens have half of it. Engines

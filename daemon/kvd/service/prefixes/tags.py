@@ -7,8 +7,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from kvd.wire.hints import TAG_BYTES
 from kvd.wire.prefix import HASH_BYTES
+from kvd.wire.prefixes.hints import TAG_BYTES
 
 TagSet: TypeAlias = NDArray[np.uint64]
 """Each once, in order."""

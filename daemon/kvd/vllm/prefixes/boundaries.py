@@ -1,4 +1,4 @@
-"""Where prefixes end that this engine holds: what peers are told as hints (`kvd.wire.hints`).
+"""Where prefixes end that this engine holds: what peers are told as hints (`kvd.wire.prefixes.hints`).
 
 A prefix of some length is found only if each group holds the block that ends there: the last one of a window, the
 state after it, the attention of its last tokens. So a *boundary* is a hash whose block every group holds. Of these
@@ -12,8 +12,8 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 
 from kvd.vllm.memory.groups import GroupFacts
-from kvd.wire.hints import MOST_TAGS, TAG_BYTES, HintChange
 from kvd.wire.prefix import HASH_BYTES
+from kvd.wire.prefixes.hints import MOST_TAGS, TAG_BYTES, HintChange
 
 
 def every(groups: Sequence[GroupFacts], hash_tokens: int, least: int) -> int:

@@ -18,9 +18,9 @@ from kvd.vllm.memory.groups import GroupFacts
 from kvd.vllm.prefixes.cache import HeldPrefix, PrefixCache
 from kvd.vllm.prompt.parts import is_plain_text
 from kvd.vllm.vllm_types import VllmRequest, VllmStep, processed_tokens
-from kvd.wire.cache import CacheGroup, CacheHeld, GetCache, LookedUp, LookUpTokens
 from kvd.wire.frame import Message
 from kvd.wire.prefix import HASH_BYTES, CheckPrefix, FindPrefix, PrefixFound, PrefixKept
+from kvd.wire.prefixes.cache import CacheGroup, CacheHeld, GetCache, LookedUp, LookUpTokens
 
 MOST_TOLD = 4096
 """Readers that may still come back with a `CheckPrefix`; of more the oldest are told no."""

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from kvd.client.errors import ClientError
 from kvd.vllm.prefixes.boundaries import Boundaries
 from kvd.wire.frame import Message
-from kvd.wire.hints import HintsTaken, TellHints
+from kvd.wire.prefixes.hints import HintsTaken, TellHints
 from kvd.worker.session import SessionProtocol
 
 HINT_SECONDS = 0.25

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from kvd.wire.hints import HintChange
 from kvd.wire.prefix import FindPrefix, PrefixFound
+from kvd.wire.prefixes.hints import HintChange
 from kvd.wire.query import GetStatus, KvdStatus
 from tests.support.daemons import Daemon, daemons, wait_for
 from tests.support.prefix_holders import Holder, found, holding, introduce, question, reading, sharing

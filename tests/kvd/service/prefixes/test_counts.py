@@ -8,8 +8,8 @@ import pytest
 from kvd.service.metrics import render
 from kvd.service.prefixes import counts as module
 from kvd.service.prefixes.counts import OTHERS, PrefixCounts
-from kvd.wire.cache import PrefixesGiven, PrefixesTaken
 from kvd.wire.identity import HERE
+from kvd.wire.prefixes.cache import PrefixesGiven, PrefixesTaken
 from kvd.wire.query import KvdStatus
 from kvd.wire.transfer import TransferRecord
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from kvd.service.prefixes import hints as module
 from kvd.service.prefixes.hints import Hints
 from kvd.service.prefixes.tags import PromptTags
-from kvd.wire.hints import MOST_TAGS, HintChange
 from kvd.wire.identity import HERE, Endpoint
+from kvd.wire.prefixes.hints import MOST_TAGS, HintChange
 
 KEY = (HERE, "a")
 THERE = Endpoint("there", 1)

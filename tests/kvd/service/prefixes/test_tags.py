@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvd.service.prefixes.tags import changed, longest, packed, tags_of, unpacked
-from kvd.wire.hints import TAG_BYTES
 from kvd.wire.prefix import HASH_BYTES
+from kvd.wire.prefixes.hints import TAG_BYTES
 
 PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 SOME = st.lists(st.integers(0, (1 << 64) - 1) | st.integers(0, 8), max_size=40)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from kvd.vllm.memory.groups import GroupFacts
 from kvd.vllm.prefixes import boundaries as module
 from kvd.vllm.prefixes.boundaries import Boundaries, every
-from kvd.wire.hints import TAG_BYTES
+from kvd.wire.prefixes.hints import TAG_BYTES
 
 
 def block(number: int, group: int = 0) -> bytes:
@@ -71,13 +71,12 @@ def test_only_each_so_many_blocks_are_told_of() -> None:
 
 def test_what_kvd_has_is_not_told_again() -> None:
     held = Boundaries(1, 16, 1)
-    assert bool(held.untold)
     for number in (1, 2):
         held.add(block(number), 16)
     first = held.change()
     assert (first.since, numbers(first.added)) == (0, {1, 2})
     held.taken(first.version)
-    assert bool(held.untold) is False
+    assert not held.untold
     held.add(block(3), 16)
     held.remove(block(1))
     lost = held.change()
