@@ -92,6 +92,7 @@ def _rows(trace: RecordedTrace, transfers: Iterator[TransferLine]) -> Iterator[L
             cause="",
             checksum=ChecksumResult(),
             traceparent="",
+            prefix=False,
         )
         yield LedgerRow(number, record, record.started)
 

@@ -119,7 +119,7 @@ class PeerLink:
 
     def suspect(self, since: float) -> bool:
         """Others have had no answer since then: ping it now. False where that is no news."""
-        if self.state != "up" or self._silence.heard > since:
+        if self.state != "up" or self._silence.last_heard > since:
             return False
         self._silence.hearsay = min(self._silence.hearsay, since)
         self._hurry.set()
@@ -315,10 +315,10 @@ class PeerLink:
             else:
                 if isinstance(answer, Pong):
                     silence.end()
-                    self._on_pong(answer, silence.heard - began)
+                    self._on_pong(answer, silence.last_heard - began)
             pause = DOWN_PING_SECONDS if self.state == "down" else self._settings.ping_seconds
             await asyncio.sleep(max(PAUSE_SECONDS, pause - (time.monotonic() - began)))
-            if await self._left_alone(silence.heard >= began):
+            if await self._left_alone(silence.last_heard >= began):
                 silence.asked = time.monotonic()
 
     async def _left_alone(self, answered: bool) -> bool:

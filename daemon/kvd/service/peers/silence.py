@@ -17,25 +17,25 @@ from dataclasses import dataclass, field
 from kvd.wire.handshake import MOST_SILENT, Silent
 
 TOLD_SECONDS = 10.0
-"""For so long a silence is told of. Whoever is linked has heard of it by then."""
+"""For so long a silence is told of. Whoever is linked knows of it by then."""
 
 
 @dataclass(slots=True)
 class Silence:
     """That of one link. All of these are time.monotonic().
 
-    ``heard`` is of the last answer, ``asked`` of the first question since, and ``hearsay`` since when others have had
-    no answer.
+    ``last_heard`` is of the last answer, ``asked`` of the first question since, and ``hearsay`` since when others have
+    had no answer.
     """
 
-    heard: float = field(default_factory=time.monotonic)
+    last_heard: float = field(default_factory=time.monotonic)
     asked: float = field(default_factory=time.monotonic)
     hearsay: float = math.inf
 
     @property
     def since(self) -> float:
         """Since when it counts: from the first question on, or earlier where others had no answer either."""
-        return max(self.heard, min(self.asked, self.hearsay))
+        return max(self.last_heard, min(self.asked, self.hearsay))
 
     @property
     def seconds(self) -> float:
@@ -44,7 +44,7 @@ class Silence:
 
     def end(self) -> None:
         """An answer came."""
-        self.heard = self.asked = time.monotonic()
+        self.last_heard = self.asked = time.monotonic()
         self.hearsay = math.inf
 
 

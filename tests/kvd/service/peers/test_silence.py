@@ -12,18 +12,18 @@ from kvd.wire.handshake import MOST_SILENT
 
 
 def test_a_silence_counts_from_the_first_question_that_got_no_answer() -> None:
-    one = Silence(heard=10.0, asked=20.0)
+    one = Silence(last_heard=10.0, asked=20.0)
     assert one.since == 20.0
 
 
 def test_where_others_had_no_answer_before_it_counts_from_then_but_not_from_before_an_answer() -> None:
-    assert Silence(heard=10.0, asked=20.0, hearsay=15.0).since == 15.0
-    assert Silence(heard=10.0, asked=20.0, hearsay=5.0).since == 10.0
-    assert Silence(heard=10.0, asked=20.0, hearsay=25.0).since == 20.0
+    assert Silence(last_heard=10.0, asked=20.0, hearsay=15.0).since == 15.0
+    assert Silence(last_heard=10.0, asked=20.0, hearsay=5.0).since == 10.0
+    assert Silence(last_heard=10.0, asked=20.0, hearsay=25.0).since == 20.0
 
 
 def test_an_answer_ends_it() -> None:
-    one = Silence(heard=0.0, asked=0.0, hearsay=0.0)
+    one = Silence(last_heard=0.0, asked=0.0, hearsay=0.0)
     one.end()
     assert one.seconds < 1.0
 

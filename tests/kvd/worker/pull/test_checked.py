@@ -14,7 +14,7 @@ from kvd.wire.reply import Ok
 from kvd.worker.cause import SHUTTING_DOWN
 from kvd.worker.orders import LoadOrder
 from tests.support.rigs.bench import GENERATION, Asked, eventually, order, prefill, ready
-from tests.support.rigs.pull import Rig
+from tests.support.rigs.pull import ELEMENTS, Rig
 
 
 @pytest.fixture
@@ -40,7 +40,11 @@ def test_what_was_read_is_reported_once_its_holder_vouches_for_it(rig: Rig) -> N
     asked = question(rig)
     where = Endpoint(one.prefill.host, one.prefill.port)
     assert asked.message == CheckPrefix(
-        engine_id=one.prefill.engine_id, generation=GENERATION, reader="reader", endpoint=where
+        engine_id=one.prefill.engine_id,
+        generation=GENERATION,
+        reader="reader",
+        endpoint=where,
+        bytes=2 * 2 * ELEMENTS * 2,  # of two blocks in two layers
     )
     assert rig.same((2, 9), (5, 6))
     assert not rig.decoder.results().received
