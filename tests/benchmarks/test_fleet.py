@@ -58,7 +58,7 @@ def run(tmp_path: Path, *words: str) -> Report:
 @pytest.mark.slow
 def test_a_small_fleet_of_real_kvds_is_linked_warm_and_knows_of_its_dead(tmp_path: Path) -> None:
     etcd = ["--etcd"] if PROGRAM else []
-    report = run(tmp_path, "--hosts", "4@2,12@3", *etcd, "--window", "1", "--model", "12,4096:64")
+    report = run(tmp_path, "--hosts", "3@1,8@2", *etcd, "--window", "1", "--model", "8,4096:64")
     for real in report.real:
         assert real.introductions == 2 * (real.hosts // 2) * (real.hosts - real.hosts // 2)
         assert real.messages > 0  # pings, and looks where engines changed
