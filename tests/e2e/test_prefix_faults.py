@@ -134,7 +134,7 @@ def test_a_hint_on_what_is_gone_costs_one_question(pair: Sharing, folder: Path) 
     assert pair.counted("b", *questions) == {name: count + 1 for name, count in questions.items()}
     assert len(pair.read("b", "a")) == before
 
-    # As soon as that is told nobody is asked any more. An engine tells with its next step what it was kept from telling.
+    # As soon as that is told nobody is asked any more. Engines tell in their next step what they were kept from.
     (folder / "quiet").unlink()
     for seed, engine in enumerate(pair.engines.values(), 7):
         assert engine.submit(prompt_of(BLOCK + 1, seed=seed), 1).result(120).error == ""
