@@ -18,6 +18,7 @@ from kvctl.views.reports.transfers import ReportedTransfer, transfer_sections, w
 from kvctl.views.trace import trace_document
 from kvd.trace.model import RecordedTrace
 from tests.kvctl.golden_documents import BENCHMARK, REPLAY
+from tests.support.daemons import ROOT
 from tests.support.incident import incident
 
 if TYPE_CHECKING:
@@ -160,6 +161,17 @@ def test_a_benchmark_begins_with_what_is_furthest_from_what_the_machine_can_do()
 def test_a_page_needs_nothing_but_itself(kind: str, pages: dict[str, str]) -> None:
     assert re.findall(r"<script|src=|https?://|@import|url\(", pages[kind]) == []
     assert set(re.findall(r'href="(.)', pages[kind])) <= {"#"}
+
+
+def test_the_report_among_the_examples_is_of_the_form_that_reports_have_now(pages: dict[str, str]) -> None:
+    """Else: docs/replay.md has the command that makes it anew."""
+    example = (ROOT / "examples" / "traces" / "gdn-tp1-to-tp2.html").read_text()
+
+    def form(page: str) -> tuple[list[str], list[str], str]:
+        titles, facts = re.findall("<h2>([^<\\d]+)", page), re.findall("<dt>([^<]+)</dt>", page)
+        return titles, facts, page[page.index("<style>") : page.index("</style>")]
+
+    assert form(example) == form(pages["replay"])
 
 
 def test_ids_that_would_be_html_or_move_a_cursor_are_text() -> None:
