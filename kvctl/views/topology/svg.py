@@ -64,9 +64,11 @@ def topology_svg(body: Topology) -> str:
         drawn, height = _pair(pair, top)
         parts += drawn
         top += height + MARGIN
+    size = f'viewBox="0 0 {WIDTH} {top}" width="{WIDTH}" height="{top}"'
+    narrow = 'style="max-width:100%;height:auto"'  # narrower where a page is
     return "\n".join(
         (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {top}" width="{WIDTH}" height="{top}">',
+            f'<svg xmlns="http://www.w3.org/2000/svg" {size} {narrow}>',
             f"<style>{STYLE}</style>",
             f'<rect class="paper" width="{WIDTH}" height="{top}"/>',
             *parts,
