@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvd.geometry.content import content_of
@@ -50,7 +50,7 @@ def pairs(draw: st.DrawFn) -> tuple[EngineGeometry, EngineGeometry]:
 
 
 @pytest.mark.timeout(600)
-@THOROUGH
+@settings(THOROUGH, max_examples=min(200, THOROUGH.max_examples))
 @given(pairs())
 def test_engines_of_one_class_fit(pair: tuple[EngineGeometry, EngineGeometry]) -> None:
     local, remote = pair
@@ -68,7 +68,7 @@ def twins(draw: st.DrawFn) -> tuple[EngineGeometry, EngineGeometry]:
 
 
 @pytest.mark.timeout(600)
-@THOROUGH
+@settings(THOROUGH, max_examples=min(200, THOROUGH.max_examples))
 @given(twins())
 def test_sizes_layouts_and_blocks_make_no_other_class(pair: tuple[EngineGeometry, EngineGeometry]) -> None:
     one, other = pair

@@ -39,7 +39,7 @@ def joined(rows: Descriptors) -> list[list[int]]:
     return [rows.local.tolist(), rows.remote.tolist(), rows.length.tolist()]
 
 
-@settings(THOROUGH, max_examples=min(500, THOROUGH.max_examples))
+@settings(THOROUGH, max_examples=min(200, THOROUGH.max_examples))
 @given(cases())
 def test_picks_copy_what_descriptors_copy(
     case: tuple[EngineGeometry, EngineGeometry, int, oracle.Request],
@@ -58,7 +58,7 @@ def test_picks_copy_what_descriptors_copy(
         assert copies.runs == len(rows[position])
 
 
-@settings(THOROUGH, max_examples=min(500, THOROUGH.max_examples))
+@settings(THOROUGH, max_examples=min(200, THOROUGH.max_examples))
 @given(cases())
 def test_blocks_copy_what_descriptors_copy(
     case: tuple[EngineGeometry, EngineGeometry, int, oracle.Request],

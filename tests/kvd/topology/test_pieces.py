@@ -25,7 +25,7 @@ def plan_of(case: Case) -> Plan:
     return plan_worker(local.workers[rank], local.workers, remote.workers)
 
 
-@settings(THOROUGH, max_examples=min(500, THOROUGH.max_examples))
+@settings(THOROUGH, max_examples=min(200, THOROUGH.max_examples))
 @given(cases())
 def test_all_pieces_together_copy_what_the_whole_load_does(case: Case) -> None:
     plan, asked = plan_of(case), case[3]
@@ -51,7 +51,7 @@ def test_all_pieces_together_copy_what_the_whole_load_does(case: Case) -> None:
         assert joined.length.tolist() == rows.length.tolist()
 
 
-@settings(THOROUGH, max_examples=min(500, THOROUGH.max_examples))
+@settings(THOROUGH, max_examples=min(200, THOROUGH.max_examples))
 @given(cases())
 def test_a_smaller_claim_is_one_that_can_be_read(case: Case) -> None:
     """It ends with its blocks, and of each windowed group all blocks of its own window are offered."""
