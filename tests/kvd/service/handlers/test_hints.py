@@ -8,9 +8,10 @@ import msgspec
 import pytest
 
 from kvd.wire.prefix import FindPrefix, PrefixFound
-from kvd.wire.prefixes.hints import HintChange
+from kvd.wire.prefixes.hints import GetHints, HintChange, HintsTold
 from kvd.wire.query import GetStatus, KvdStatus
 from tests.support.daemons import Daemon, daemons, wait_for
+from tests.support.hosts import hosts, speaking
 from tests.support.prefix_holders import Holder, found, holding, introduce, question, reading, sharing
 
 HASHES = b"".join(bytes([number]) * 32 for number in (1, 2, 3, 4))
@@ -146,6 +147,22 @@ def test_an_engine_that_was_not_introduced_is_not_told_of(kvds: list[Daemon]) ->
         asked(stranger)
         assert found(asker, prompt()).engine_id == "far"
         assert asked(stranger) == 0
+
+
+def test_a_host_with_a_trusted_key_that_was_given_no_card_is_told_nothing() -> None:
+    with hosts("reader", "holder", "stranger") as three:
+        here, there = three["reader"].daemon, three["holder"].daemon
+        with reading(here), holding(there, sharing("far"), 32) as far:
+            far.tell(holds(2), "far")
+            introduce(here, "far", there.endpoint)
+            with (
+                speaking(three["reader"].pair, three["holder"]) as known_one,
+                speaking(three["stranger"].pair, three["holder"]) as stranger,
+            ):
+                told = known_one.ask(GetHints())
+                assert isinstance(told, HintsTold)
+                assert [one.engine_id for one in told.engines] == ["far"]
+                assert not stranger.answered(GetHints(), 2.0)
 
 
 def test_what_makes_no_sense_is_counted_and_all_is_asked_for(kvds: list[Daemon]) -> None:
