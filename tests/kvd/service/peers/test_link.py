@@ -202,7 +202,6 @@ def test_a_quiet_peer_that_does_not_answer_others_is_asked_at_once_and_down_as_s
         there.answers = False
         since = time.monotonic()
         await asyncio.sleep(0.04)
-        assert not made.suspect(since - 10.0)  # it answered here since then
         assert there.pings == 1
         assert made.suspect(since)
         while not told.down:  # noqa: ASYNC110 - a link announces nothing
@@ -210,6 +209,25 @@ def test_a_quiet_peer_that_does_not_answer_others_is_asked_at_once_and_down_as_s
         assert there.pings > 1
         assert time.monotonic() - since >= 0.05
         assert not made.suspect(since)  # that is known now
+
+    answered(talk, monkeypatch)
+
+
+def test_a_fresh_answer_outweighs_what_others_say_and_one_of_before_the_last_ping_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Others asked a host in vain just before it answered here for the last time."""
+
+    async def talk(made: PeerLink, there: Answering, told: Told) -> None:
+        there.answers = False
+        others = made._silence.last_heard - 0.001
+        made._silence.last_heard = time.monotonic() + 60.0
+        assert not made.suspect(others)
+        made._silence.last_heard = others + 0.001
+        assert made.suspect(others)
+        while not told.down:  # noqa: ASYNC110 - a link announces nothing
+            await asyncio.sleep(0)
+        assert there.pings > 1
 
     answered(talk, monkeypatch)
 
