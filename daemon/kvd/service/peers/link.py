@@ -118,13 +118,8 @@ class PeerLink:
         return await self._ask(message, seconds)
 
     def suspect(self, since: float) -> bool:
-        """Others have had no answer since then: ping it now. False where that is no news.
-
-        An answer that came here after theirs was due is news to nobody only while it is fresh. Of a host that dies some
-        have the last answer a moment after others have asked in vain, and what they hear later is of that moment.
-        """
-        fresh = time.monotonic() - self._settings.ping_seconds
-        if self.state != "up" or self._silence.last_heard > max(since, fresh):
+        """Others have had no answer since then: ping it now. False where that is no news."""
+        if self.state != "up" or self._silence.outweighs(since, self._settings.ping_seconds):
             return False
         self._silence.hearsay = min(self._silence.hearsay, since)
         self._hurry.set()

@@ -42,6 +42,13 @@ class Silence:
         """How long it is."""
         return time.monotonic() - self.since
 
+    def outweighs(self, since: float, fresh: float) -> bool:
+        """Whether the last answer says more than that others have had none since then.
+
+        It came later, and not over ``fresh`` seconds ago: the last one of a host may come after others asked in vain.
+        """
+        return self.last_heard > max(since, time.monotonic() - fresh)
+
     def end(self) -> None:
         """An answer came."""
         self.last_heard = self.asked = time.monotonic()
