@@ -1,4 +1,4 @@
-"""Two real `vllm serve` processes: the example router in front of them (modes, streams, aborts), and `kvctl verify`."""
+"""Two real `vllm serve` processes: the example router in front of them, what it hands on, and `kvctl verify`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+import uuid
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from http.client import HTTPConnection
 from pathlib import Path
@@ -21,6 +22,7 @@ import pytest
 from kvctl.demo.deployment import engine_id, transfer_config
 from kvctl.demo.engine_spec import EngineSpec, environment
 from kvctl.processes.daemons import Kvd, two_hosts
+from tests.support.collectors import Collector, collector
 from tests.support.daemons import ROOT, wait_for
 from tests.support.deployments import PATIENT, counter, found_out, prompt_of, transfers
 from tests.support.servers import CALM, program, serve_words, server
@@ -36,8 +38,9 @@ OF_STOCK = {"backends": ["UCX"], "num_threads": 4, "enforce_handshake_compat": T
 
 @dataclass(frozen=True)
 class Servers:
-    """Two servers beside their kvds, and a router for each mode; ports on this host."""
+    """Two servers beside their kvds, a router for each mode, and a collector of all traces; ports on this host."""
 
+    its: Collector
     hosts: tuple[Kvd, Kvd]
     prefill: int
     decode: int
@@ -51,7 +54,7 @@ def free_port() -> int:
 
 
 def serve(
-    host: Kvd, role: str, model: Path, folder: Path
+    host: Kvd, role: str, model: Path, folder: Path, traces: str
 ) -> tuple[int, contextlib.AbstractContextManager[int]]:
     """`vllm serve` on a host, and its port."""
     port = free_port()
@@ -60,10 +63,10 @@ def serve(
         work_dir=folder / host.name,
         log_path=folder / f"{host.name}.log",
         cache_dir=found_out(folder),
-        env=CALM,
+        env={**CALM, "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf"},  # vLLM takes gRPC otherwise
     )
     config = transfer_config(host, engine_id(host), role, extra={**PATIENT, **OF_STOCK, "mode": "push"})
-    words = serve_words(model, port, config)
+    words = serve_words(model, port, config, otlp_traces_endpoint=traces)
     sockets = folder / f"{host.name}-tmp"
     sockets.mkdir()
     return port, server(words, spec.log_path, environment(spec, sockets))
@@ -74,10 +77,11 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     folder = tmp_path_factory.mktemp("serve")
     model = write_model("llama", folder / "models")
     with contextlib.ExitStack() as stack:
-        hosts = stack.enter_context(two_hosts(folder))
+        its = stack.enter_context(collector())
+        hosts = stack.enter_context(two_hosts(folder, {"KVD_TRACING_ENDPOINT": its.url}))
         ports = []
         for host, role in zip(hosts, ("kv_producer", "kv_consumer"), strict=True):
-            port, running = serve(host, role, model, folder)
+            port, running = serve(host, role, model, folder, its.url)
             stack.enter_context(running)
             ports.append(port)
         for port, host in zip(ports, hosts, strict=True):
@@ -101,7 +105,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
             stack.enter_context(program(words, folder / f"router-{mode}.log"))
         for port in routers.values():
             wait_for(lambda port=port: healthy(port), 30.0)  # type: ignore[misc]
-        yield Servers(hosts, ports[0], ports[1], routers)
+        yield Servers(its, hosts, ports[0], ports[1], routers)
 
 
 def healthy(port: int) -> bool:
@@ -114,13 +118,15 @@ def healthy(port: int) -> bool:
         return False
 
 
-def asked(port: int, path: str = "/v1/completions", **body: Any) -> dict[str, Any]:
+def asked(
+    port: int, path: str = "/v1/completions", headers: Mapping[str, str] | None = None, **body: Any
+) -> dict[str, Any]:
     """The answer to one request."""
     greedy = {"model": "tiny", "max_tokens": ANSWER, "temperature": 0, "ignore_eos": True}
     request = urllib.request.Request(
         f"http://127.0.0.1:{port}{path}",
         json.dumps(greedy | body).encode(),
-        {"Content-Type": "application/json"},
+        {"Content-Type": "application/json", **(headers or {})},
     )
     with urllib.request.urlopen(request, timeout=300) as response:  # noqa: S310 - http, as written above
         text = response.read().decode()
@@ -176,6 +182,22 @@ def test_chats_are_handed_over_too(servers: Servers, mode: str) -> None:
     through = asked(servers.routers[mode], "/v1/chat/completions", messages=messages)
     assert through["choices"][0]["message"]["content"]
     assert [record.mode for record in done_since(servers, before)] == [mode]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_clients_trace_has_the_spans_of_both_servers_and_of_both_kvds(servers: Servers, mode: str) -> None:
+    trace, client = uuid.uuid4().hex, uuid.uuid4().hex[:16]
+    headers = {"traceparent": f"00-{trace}-{client}-01"}
+    prompt = prompt_of(700, seed=60 + MODES.index(mode))
+    through = asked(servers.routers[mode], headers=headers, prompt=prompt)
+
+    prefiller, decoder = servers.its.sides(trace, 60.0)
+    assert decoder.attributes["kv_transfer.mode"] == mode
+    assert decoder.attributes["kv_transfer.state"] == "done"
+    assert decoder.attributes["kv_transfer.bytes"] > 0
+    requests = wait_for(lambda: len(found := servers.its.of(trace, "llm_request")) == 2 and found, 60.0)
+    assert {span.parent for span in (prefiller, decoder, *requests)} == {client}
+    assert through["choices"][0]["text"] == asked(servers.decode, prompt=prompt)["choices"][0]["text"]
 
 
 @pytest.mark.parametrize("mode", MODES)
