@@ -7,10 +7,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.gpu.asking import Mode, alone, ask, fresh, records
+from benchmarks.gpu.asking import ANSWER_SECONDS, Legs, Mode, alone, ask, fresh, legs_of, records
 from benchmarks.gpu.correctness import about, record_fields
 from benchmarks.gpu.fleet import STOCK, Fleet, Pair
 from benchmarks.gpu.losing import tried
+from benchmarks.serving.in_host import SERVE
+from kvctl.demo.engine import EngineProcess
 from kvd.wire.handshake import GetPeer
 from tests.support.engine_calls import ask_workers
 
@@ -61,7 +63,9 @@ def firsts(fleet: Fleet, running: Sequence[Pair], mode: Mode, tokens: int, round
         tried(fleet, pair, "introduce", functools.partial(introduce, fleet, pair))
         tried(fleet, pair, "warm", functools.partial(_warm, fleet, pair, [tokens] * WARM_PROMPTS))
         for number in range(rounds + 1):
-            once(fleet, pair, mode, tokens, note="later" if number else "first")
+            note = "later" if number else "first"
+            work = functools.partial(_first, fleet, pair, mode, tokens, note)
+            tried(fleet, pair, f"{mode} {tokens} {note}", work)
 
 
 def introduce(fleet: Fleet, pair: Pair) -> None:
@@ -115,6 +119,40 @@ def _once(fleet: Fleet, pair: Pair, mode: Mode, tokens: int, note: str) -> None:
         local_first_token=own.first_token_seconds,
         **counted,
     )
+
+
+def _first(fleet: Fleet, pair: Pair, mode: Mode, tokens: int, note: str) -> None:
+    """As `once`; and where the decoder's time went, for the request and for the prompt that it computes itself."""
+    asked = fresh(tokens)
+    legs: Legs = legs_of(pair, mode)()
+    prefilled = pair.prefill.submit(asked, 1, legs.there).result(ANSWER_SECONDS)
+    params, name = legs.handed(prefilled.kv_transfer_params)
+    split = _split(pair.decode, name, asked, params)
+    own = _split(pair.decode, f"{name}-own", fresh(tokens), None)
+    ours = pair.spec.way not in STOCK
+    fleet.report.note(
+        "transfer",
+        **about(pair, mode, tokens),
+        note=note,
+        error=prefilled.error,
+        first_token=sum(split.values()),
+        prefill=prefilled.total_seconds,
+        local_first_token=sum(own.values()),
+        split=split,
+        local_split=own,
+        **(record_fields(records(pair, name, pair.spec.tp[1])) if ours else {}),
+    )
+
+
+def _split(
+    engine: EngineProcess, name: str, tokens: Sequence[int], params: dict[str, Any] | None
+) -> dict[str, float]:
+    """Seconds until the engine's core had a request, until its first step, until its token, until that was here."""
+    request = {"id": f"{name}-{time.monotonic_ns()}", "prompt_token_ids": list(tokens), "max_tokens": 1}
+    found = engine.call(SERVE, {**request, "kv_transfer_params": params}).result(ANSWER_SECONDS)
+    at = [found["got"], found["queued"], found["scheduled"], found["first"], found["tokens"][0][0]]
+    names = ("to the core", "to the step", "step", "answer")
+    return {what: later - sooner for what, sooner, later in zip(names, at, at[1:], strict=False)}
 
 
 def _stock_counts(pair: Pair) -> dict[str, Any]:
