@@ -195,7 +195,8 @@ def test_a_clients_trace_has_the_spans_of_both_servers_and_of_both_kvds(servers:
     assert decoder.attributes["kv_transfer.mode"] == mode
     assert decoder.attributes["kv_transfer.state"] == "done"
     assert decoder.attributes["kv_transfer.bytes"] > 0
-    requests = wait_for(lambda: len(found := servers.its.of(trace, "llm_request")) == 2 and found, 60.0)
+    wait_for(lambda: len(servers.its.of(trace, "llm_request")) == 2, 60.0)
+    requests = servers.its.of(trace, "llm_request")
     assert {span.parent for span in (prefiller, decoder, *requests)} == {client}
     assert through["choices"][0]["text"] == asked(servers.decode, prompt=prompt)["choices"][0]["text"]
 
