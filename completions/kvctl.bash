@@ -183,7 +183,7 @@ _kvctl() {
             options='--last --limit --kvd-config --output --color --timeout --runtime-dir --socket --host --context --config --help'
             words='' ;;
         cache)
-            options='--filter --sort --watch --output --color --timeout --runtime-dir --socket --host --context --config --help'
+            options='--filter --sort --fleet --watch --output --color --timeout --runtime-dir --socket --host --context --config --help'
             words='' ;;
         doctor)
             options='--quick --from --to --peer --fleet --output --color --timeout --runtime-dir --socket --host --context --config --help'
@@ -202,7 +202,7 @@ _kvctl() {
             live=leases
             words='release' ;;
         prefix)
-            options='--tokens --file --output --color --timeout --runtime-dir --socket --host --context --config --help'
+            options='--tokens --file --fleet --output --color --timeout --runtime-dir --socket --host --context --config --help'
             words='' ;;
         slow)
             options='--since --engine --peer --backend --last --limit --from --fleet --watch --output --color --timeout --runtime-dir --socket --host --context --config --help'
@@ -285,7 +285,7 @@ _kvctl() {
             words='bash zsh fish' ;;
         schema)
             options='--output --color --timeout --runtime-dir --socket --host --context --config --help'
-            words='Agent Agents Awaited Benchmark Bundle Bundled Cache Caches Check ClearedOrders CodeName Codes ConnectorConfig Context Contexts Demo DemoRequest Diff Doctor Drains Engine EngineDrain Engines Error Event EvictedLanes Eviction Explanation Explanations FleetAgent FleetAgents FleetCheck FleetDoctor FleetEngine FleetEngines FleetGroups FleetHost FleetLease FleetLeases FleetPair FleetSlow FleetSlowPair FleetStatus FleetTopology FleetTransfer FleetTransfers FleetWorker FleetWorkers ForcedMiss ForcedRequest Geometry HandshakeBenchmark HostKeys InstalledFile InstalledFiles KeptTrace KindName Kinds Lease Leases ListeningSocket Pair Ports PrefixHolders PrefixHolding Probe ReleasedLease ReleasedLeases Replay Slow SlowPair Status Top Topology Trace Traces Transfer TransferGroup TransferGroups Transfers TrustedHost TrustedHosts Verification VerifiedRun Version Wait WholeTransfer Worker Workers' ;;
+            words='Agent Agents Awaited Benchmark Bundle Bundled Cache Caches Check ClearedOrders CodeName Codes ConnectorConfig Context Contexts Demo DemoRequest Diff Doctor Drains Engine EngineDrain Engines Error Event EvictedLanes Eviction Explanation Explanations FleetAgent FleetAgents FleetCache FleetCaches FleetCheck FleetDoctor FleetEngine FleetEngines FleetGroups FleetHost FleetLease FleetLeases FleetPair FleetPrefixHolders FleetPrefixHolding FleetSlow FleetSlowPair FleetStatus FleetTopology FleetTransfer FleetTransfers FleetWorker FleetWorkers ForcedMiss ForcedRequest Geometry HandshakeBenchmark HostKeys InstalledFile InstalledFiles KeptTrace KindName Kinds Lease Leases ListeningSocket Pair Ports PrefixHolders PrefixHolding Probe ReleasedLease ReleasedLeases Replay Slow SlowPair Status Top Topology Trace Traces Transfer TransferGroup TransferGroups Transfers TrustedHost TrustedHosts Verification VerifiedRun Version Wait WholeTransfer Worker Workers' ;;
         version)
             options='--client --output --color --timeout --runtime-dir --socket --host --context --config --help'
             words='' ;;

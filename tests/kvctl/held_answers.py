@@ -100,7 +100,7 @@ CACHES = (
             PrefixesTaken(source="decode-1", reads=2, tokens=4_096, bytes=256 << 20),
         ),
     ),
-    CacheRow(engine_id="decode-1", trouble="decode-1/scheduler did not answer a get_cache within 2 s"),
+    CacheRow(engine_id="decode-1", trouble="decode-1/scheduler did not answer a get_cache within 0.8 s"),
     CacheRow(
         engine_id="prefill-1",
         generation="91c2d07e",

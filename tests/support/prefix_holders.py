@@ -12,11 +12,13 @@ from kvd.wire.frame import Message
 from kvd.wire.handshake import GetPeer
 from kvd.wire.identity import HERE, Endpoint, EngineFacts
 from kvd.wire.prefix import SCHEME_FACT, CheckPrefix, FindPrefix, PrefixFound, PrefixKept
+from kvd.wire.prefixes.cache import CacheGroup, CacheHeld, GetCache, LookedUp, LookUpTokens
 from kvd.wire.prefixes.hints import HintChange, HintsTaken, TellHints
 from tests.support.daemons import Daemon, facts, scheduler, session, worker
 
 LONG = 30.0
 SCHEME = "sha256/0"
+BLOCK = 16
 
 
 def sharing(name: str, scheme: str = SCHEME) -> EngineFacts:
@@ -25,10 +27,13 @@ def sharing(name: str, scheme: str = SCHEME) -> EngineFacts:
 
 
 class Holder:
-    """An engine that holds ``tokens`` of every prompt, and has kept what ``kept`` says."""
+    """An engine that holds ``tokens`` of every prompt, and has kept what ``kept`` says.
+
+    It answers operators if ``tells``.
+    """
 
     def __init__(self, tokens: int) -> None:
-        self.tokens, self.kept = tokens, True
+        self.tokens, self.kept, self.tells = tokens, True, True
         self.heard: list[Message] = []
         self.generation = ""
         self.session: KvdSession | None = None
@@ -47,6 +52,12 @@ class Holder:
         if isinstance(message, CheckPrefix):
             self.heard.append(message)
             return PrefixKept(kept=self.kept)
+        if isinstance(message, GetCache) and self.tells:
+            group = CacheGroup(kind="full", block_tokens=BLOCK, blocks=self.tokens // BLOCK)
+            return CacheHeld(groups=(group,), pool=64)
+        if isinstance(message, LookUpTokens) and self.tells:
+            held = min(self.tokens, len(message.tokens))
+            return LookedUp(tokens=held, blocks=(1 if message.block_hash else held // BLOCK,))
         return None
 
 
@@ -69,7 +80,7 @@ def reading(kvd: Daemon, name: str = "d") -> Iterator[KvdSession]:
 
 def question(scheme: str = SCHEME, engine: str = "d") -> FindPrefix:
     return FindPrefix(
-        local_engine=engine, reader="r", scheme=scheme, hash_tokens=16, hashes=b"h" * 64, most=40, beyond=3
+        local_engine=engine, reader="r", scheme=scheme, hash_tokens=BLOCK, hashes=b"h" * 64, most=40, beyond=3
     )
 
 

@@ -8,16 +8,21 @@ from typing import Annotated, Any
 import typer
 
 from kvctl import daemon
-from kvctl.cli.options import FiltersOption, LongListSettings, WatchOption
+from kvctl.cli.options import FiltersOption, FleetOption, LongListSettings, WatchOption
 from kvctl.cli.talk import say
+from kvctl.commands.prefixes.rows import NOBODY, seen
+from kvctl.views.fleet.caches import FleetCaches, fleet_cache
+from kvctl.views.fleet.unanswered import asked, show_fleet
 from kvctl.views.output import show_repeatedly
 from kvctl.views.picking import picking
 from kvctl.views.prefixes.cache import Cache, Caches, cache_columns, cache_document
+from kvd.wire.identity import HERE
 from kvd.wire.prefixes.cache import CacheList, ListCaches
 
 SECTION = "Look"
 EXAMPLES = (
     "kvctl cache -w",
+    "kvctl cache --fleet --sort blocks",
     "kvctl cache -o json",
 )
 SORTS: dict[str, Callable[[Cache], Any]] = {
@@ -33,28 +38,37 @@ def cache(
     sort: Annotated[
         str | None, typer.Option("--sort", metavar="COLUMN", help="Which come first. [engines here first]")
     ] = None,
+    fleet: FleetOption = False,
     watch: WatchOption = None,
 ) -> None:
     """What engines hold in their prefix caches, and what of that others read.
 
     GIVEN is what other engines read of this one and used, by worker; LOST what they read while it gave the blocks away.
     TAKEN is what it read of others and used, MISSED what it could not use. All since kvd was started. Of engines of
-    other hosts only the hints are known that their kvd tells. kvctl transfers has each read.
+    other hosts only the hints are known that their kvd tells; with --fleet each is asked for by its own kvd; exit code
+    4 where some hosts did not answer. kvctl transfers has each read.
     """
     wanted = picking(cache_columns(wide=True), filters, sort, SORTS)
 
-    def fetch() -> Caches:
-        rows = daemon.ask(settings, ListCaches(), CacheList).rows
-        if unseen := sum(row.hidden for row in rows):
-            say(daemon.hidden(unseen, "engines of other users are not shown"))
-        every = [cache_document(row) for row in rows if not row.hidden]
-        found = wanted.of(every)
+    def tell(found: int, every: int, where: str) -> None:
         if not found and watch is None:
-            say(
-                f"none of {len(every)} has {wanted}"
-                if every
-                else 'no engine here shares prefixes: "prefixes": "on" in its connector\'s settings has it share them'
-            )
+            say(f"none of {every} has {wanted}" if every else NOBODY.format(where=where))
+
+    def fetch() -> Caches:
+        rows = seen(("", row) for row in daemon.ask(settings, ListCaches(), CacheList).rows)
+        found = wanted.of(cache_document(row) for _, row in rows)
+        tell(len(found), len(rows), "here")
         return Caches(caches=found)
 
-    show_repeatedly(fetch, settings, watch)
+    def fetch_all() -> FleetCaches:
+        answers = daemon.fleet(settings, lambda one: daemon.ask(one, ListCaches(), CacheList).rows)
+        every = ((host, row) for host, rows in answers.answers.items() for row in rows)
+        rows = seen((host, row) for host, row in every if row.endpoint == HERE)
+        found = wanted.of(fleet_cache(host, cache_document(row)) for host, row in rows)
+        tell(len(found), len(rows), "of these hosts")
+        return FleetCaches(caches=found, **asked(answers))
+
+    if fleet:
+        show_fleet(fetch_all, settings, watch)
+    else:
+        show_repeatedly(fetch, settings, watch)

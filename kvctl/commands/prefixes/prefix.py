@@ -4,28 +4,43 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
 from kvctl import daemon
-from kvctl.cli.options import ListSettings
+from kvctl.cli.options import FleetOption, ListSettings
+from kvctl.cli.settings import Settings
 from kvctl.cli.talk import say
+from kvctl.commands.prefixes.rows import NOBODY, seen
 from kvctl.errors import UsageError
+from kvctl.views.fleet.holders import FleetPrefixHolders, fleet_holder
+from kvctl.views.fleet.unanswered import asked, show_fleet
 from kvctl.views.output import show
 from kvctl.views.prefixes.prefix import PrefixHolders, holder_document
 from kvd.wire.prefix import HASH_BYTES
-from kvd.wire.prefixes.cache import MOST_TOKENS, FindHolders, HolderList
+from kvd.wire.prefixes.cache import MOST_TOKENS, FindHolders, HolderList, HolderRow
+
+if TYPE_CHECKING:
+    from kvctl.fleet.asking import FleetAnswers
 
 SECTION = "Look"
 EXAMPLES = (
     "kvctl prefix --tokens 1,15043,3186,29991",
-    "kvctl prefix --file ids.json",
+    "kvctl prefix --fleet --file ids.json",
     "kvctl prefix BLOCK_HASH",
 )
 MOST_BYTES = 4 << 20
 """Of a file of token ids."""
+
+
+class _About(NamedTuple):
+    """What is asked for, as documents have it."""
+
+    asked: Literal["tokens", "block"]
+    tokens: int | None
 
 
 def prefix(
@@ -41,12 +56,14 @@ def prefix(
         str | None,
         typer.Option("--file", metavar="FILE", help="The same in a file, as JSON or text; -: stdin."),
     ] = None,
+    fleet: FleetOption = False,
 ) -> None:
-    """Which engines of this host hold how much of a prompt in their prefix caches.
+    """Which engines hold how much of a prompt in their prefix caches.
 
     A prompt is given as token ids: kvctl has no tokenizer; the engine's /tokenize gives them. The engines make the
     hashes. A prompt with a cache_salt, an adapter or pictures has others, and is not found by its tokens. vLLM's KV
-    events name hashes of blocks, with VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0. With --host the engines of that host.
+    events name hashes of blocks, with VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0. The engines of this host are asked, with
+    --host those of that host, with --fleet those of all known hosts; exit code 4 where some hosts did not answer.
     """
     given = [one for one in (block, tokens, file) if one is not None]
     if len(given) != 1:
@@ -55,15 +72,33 @@ def prefix(
             "kvctl prefix --tokens 1,2,3",
         )
     question = FindHolders(block_hash=_hash(block)) if block is not None else _prompt(tokens, file)
-    rows = daemon.ask(settings, question, HolderList).rows
-    if unseen := sum(row.hidden for row in rows):
-        say(daemon.hidden(unseen, "engines of other users are not shown"))
-    prompt = block is None
-    found = tuple(holder_document(row, prompt=prompt) for row in rows if not row.hidden)
+    about = _About("tokens" if block is None else "block", len(question.tokens) if block is None else None)
+
+    def ask(of: Settings) -> tuple[HolderRow, ...]:
+        return daemon.ask(of, question, HolderList).rows
+
+    if fleet:
+        show_fleet(lambda: _fleet(daemon.fleet(settings, ask), about), settings, None)
+    else:
+        rows = _seen((("", row) for row in ask(settings)), "here")
+        holders = tuple(holder_document(row, prompt=block is None) for _, row in rows)
+        show(PrefixHolders(**about._asdict(), holders=holders), settings)
+
+
+def _fleet(answers: FleetAnswers[tuple[HolderRow, ...]], about: _About) -> FleetPrefixHolders:
+    every = ((host, row) for host, rows in answers.answers.items() for row in rows)
+    holders = tuple(
+        fleet_holder(host, holder_document(row, prompt=about.tokens is not None))
+        for host, row in _seen(every, "of these hosts")
+    )
+    return FleetPrefixHolders(**about._asdict(), holders=holders, **asked(answers))
+
+
+def _seen(rows: Iterable[tuple[str, HolderRow]], where: str) -> list[tuple[str, HolderRow]]:
+    found = seen(rows)
     if not found:
-        say('no engine here shares prefixes: "prefixes": "on" in its connector\'s settings has it share them')
-    asked = len(question.tokens) if prompt else None
-    show(PrefixHolders(asked="tokens" if prompt else "block", tokens=asked, holders=found), settings)
+        say(NOBODY.format(where=where))
+    return found
 
 
 def _hash(text: str) -> bytes:

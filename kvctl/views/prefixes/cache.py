@@ -55,6 +55,11 @@ class Cache(Struct, frozen=True, kw_only=True):
     sources: tuple[CacheSource, ...]
     trouble: Annotated[str, Meta(description="why its scheduler did not tell what it holds")]
 
+    @property
+    def afar(self) -> bool:
+        """Whether its hints alone are known."""
+        return self.host is not None
+
 
 class Caches(Struct, frozen=True, kw_only=True):
     """The engines that share prefixes: those of this host, and of others as far as hints are known."""
@@ -99,8 +104,8 @@ def cache_columns(caches: Sequence[Cache] = (), wide: bool = False) -> list[Colu
         names("ENGINE", lambda c: c.engine_id),
         names("HOST", lambda c: c.host or "-", afar),
         names("GENERATION", lambda c: c.generation or "-", wide),
-        measure("BLOCKS", lambda c: _here(c, c.blocks), lambda c: c.blocks),
-        measure("OF", lambda c: _here(c, c.pool), lambda c: c.pool),
+        measure("BLOCKS", lambda c: "-" if c.trouble else _here(c, c.blocks), lambda c: c.blocks),
+        measure("OF", lambda c: _here(c, c.pool or "-"), lambda c: c.pool),
         names("GROUPS", lambda c: ", ".join(f"{g.kind} {g.blocks}" for g in c.groups) or "-", wide),
         measure("HINTS", lambda c: "-" if c.hints is None else c.hints, lambda c: c.hints),
         measure("EACH", lambda c: c.hint_tokens or "-", lambda c: c.hint_tokens, wide),
@@ -117,7 +122,7 @@ def cache_columns(caches: Sequence[Cache] = (), wide: bool = False) -> list[Colu
 
 
 def _here(cache: Cache, value: str | int) -> str | int:
-    return value if cache.host is None else "-"
+    return "-" if cache.afar else value
 
 
 VIEWS = (View(Caches, caches_screen, "caches", Cache, named("caches", lambda cache: cache.engine_id)),)

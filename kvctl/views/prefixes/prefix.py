@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, Literal, TypeVar
 
 from msgspec import Meta, Struct
 
 from kvctl.cli.units import Count
 from kvctl.views.registry import View
-from kvctl.views.screen import ScreenPart, measure, names, table
+from kvctl.views.screen import Column, ScreenPart, measure, names, table
 from kvd.wire.prefixes.cache import HolderRow
 
 
@@ -33,6 +34,9 @@ class PrefixHolders(Struct, frozen=True, kw_only=True):
     holders: tuple[PrefixHolding, ...]
 
 
+Holding = TypeVar("Holding", bound=PrefixHolding)
+
+
 def holder_document(row: HolderRow, *, prompt: bool) -> PrefixHolding:
     """The document of one row of kvd's answer."""
     found = row.found
@@ -48,18 +52,33 @@ def holder_document(row: HolderRow, *, prompt: bool) -> PrefixHolding:
 
 def holders_screen(body: PrefixHolders, wide: bool) -> ScreenPart:
     """One engine a line, who holds most of it first."""
-    prompt = body.tokens is not None
-    troubled = wide or any(one.trouble for one in body.holders)
-    return table(
-        sorted(body.holders, key=lambda one: (-(one.tokens or 0), not one.held)),
+    holders = most_first(body.holders)
+    return table(holders, *holder_columns(holders, body.tokens, wide))
+
+
+def most_first(holders: Iterable[Holding]) -> list[Holding]:
+    """Who holds most of the prompt first; of a block those that have it."""
+    return sorted(holders, key=lambda one: (-(one.tokens or 0), not one.held))
+
+
+def holder_columns(holders: Sequence[PrefixHolding], asked: int | None, wide: bool) -> list[Column[Any]]:
+    """The columns of engines, their name first; ``asked`` are the tokens of the prompt, None of a block."""
+    prompt = asked is not None
+    troubled = wide or any(one.trouble for one in holders)
+    return [
         names("ENGINE", lambda one: one.engine_id),
         names("GENERATION", lambda one: one.generation or "-", wide),
         names("HELD", lambda one: "yes" if one.held else "no", not prompt),
         measure("TOKENS", lambda one: one.tokens, lambda one: one.tokens, prompt),
-        measure("OF", lambda _: body.tokens, lambda _: body.tokens, prompt),
+        measure("OF", lambda _: asked, lambda _: asked, prompt),
         names("BLOCKS", lambda one: " + ".join(map(str, one.blocks)) or "-"),
         names("REASON", lambda one: one.trouble or "-", troubled),
-    )
+    ]
+
+
+def holder_names(holders: Iterable[PrefixHolding]) -> str:
+    """The engines that hold anything of it, one a line."""
+    return "".join(f"{one.engine_id}\n" for one in holders if one.held)
 
 
 VIEWS = (
@@ -68,6 +87,6 @@ VIEWS = (
         holders_screen,
         "holders",
         PrefixHolding,
-        {"name": lambda body: "".join(f"{one.engine_id}\n" for one in body.holders if one.held)},
+        {"name": lambda body: holder_names(body.holders)},
     ),
 )

@@ -33,6 +33,9 @@ from kvd.wire.prefixes.cache import (
 
 Answer = TypeVar("Answer", CacheHeld, LookedUp)
 
+TELL_SECONDS = 0.8
+"""How long a scheduler is waited for: less than kvctl gives a host of a fleet, so that one of them hides no others."""
+
 
 async def list_caches(daemon: Daemon, caller: Caller, _query: ListCaches) -> CacheList:
     """What each engine here holds, and the hints of the others that are known."""
@@ -101,7 +104,7 @@ async def _told(
     if engine.scheduler is None:
         return "its scheduler has gone"
     try:
-        return await ask_client(daemon, engine.scheduler, message, kind)
+        return await ask_client(daemon, engine.scheduler, message, kind, TELL_SECONDS)
     except RequestRefused as refusal:
         if refusal.code == "KVD-NOT-TAKEN":
             return "its connector is of an earlier version, and does not tell"
