@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated, Any
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from kvctl import daemon
 from kvctl.cli.options import FiltersOption, FleetOption, LongListSettings, WatchOption
 from kvctl.cli.talk import say
-from kvctl.commands.prefixes.rows import NOBODY, seen
+from kvctl.commands.prefixes.rows import seen
 from kvctl.views.fleet.caches import FleetCaches, fleet_cache
 from kvctl.views.fleet.unanswered import asked, show_fleet
 from kvctl.views.output import show_repeatedly
 from kvctl.views.picking import picking
 from kvctl.views.prefixes.cache import Cache, Caches, cache_columns, cache_document
 from kvd.wire.identity import HERE
-from kvd.wire.prefixes.cache import CacheList, ListCaches
+from kvd.wire.prefixes.cache import CacheList, CacheRow, ListCaches
 
 SECTION = "Look"
 EXAMPLES = (
@@ -29,6 +29,8 @@ SORTS: dict[str, Callable[[Cache], Any]] = {
     "engine": lambda one: (one.host or "", one.engine_id),
     "host": lambda one: (one.host or "", one.engine_id),
 }
+
+Found = TypeVar("Found", bound=Cache)
 
 
 def cache(
@@ -50,23 +52,25 @@ def cache(
     """
     wanted = picking(cache_columns(wide=True), filters, sort, SORTS)
 
-    def tell(found: int, every: int, where: str) -> None:
-        if not found and watch is None:
-            say(f"none of {every} has {wanted}" if every else NOBODY.format(where=where))
+    def picked(
+        rows: Iterable[tuple[str, CacheRow]], where: str, made: Callable[..., Found]
+    ) -> tuple[Found, ...]:
+        may_see = seen(rows, where, quiet=watch is not None)
+        found = wanted.of(made(host, cache_document(row)) for host, row in may_see)
+        if may_see and not found and watch is None:
+            say(f"none of {len(may_see)} has {wanted}")
+        return found
 
     def fetch() -> Caches:
-        rows = seen(("", row) for row in daemon.ask(settings, ListCaches(), CacheList).rows)
-        found = wanted.of(cache_document(row) for _, row in rows)
-        tell(len(found), len(rows), "here")
-        return Caches(caches=found)
+        rows = daemon.ask(settings, ListCaches(), CacheList).rows
+        return Caches(caches=picked((("", row) for row in rows), "here", lambda _, one: one))
 
     def fetch_all() -> FleetCaches:
         answers = daemon.fleet(settings, lambda one: daemon.ask(one, ListCaches(), CacheList).rows)
         every = ((host, row) for host, rows in answers.answers.items() for row in rows)
-        rows = seen((host, row) for host, row in every if row.endpoint == HERE)
-        found = wanted.of(fleet_cache(host, cache_document(row)) for host, row in rows)
-        tell(len(found), len(rows), "of these hosts")
-        return FleetCaches(caches=found, **asked(answers))
+        # Others, of which a kvd knows the hints alone, are told of by their own.
+        own = ((host, row) for host, row in every if row.endpoint == HERE)
+        return FleetCaches(caches=picked(own, "of these hosts", fleet_cache), **asked(answers))
 
     if fleet:
         show_fleet(fetch_all, settings, watch)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
@@ -13,8 +12,7 @@ import typer
 from kvctl import daemon
 from kvctl.cli.options import FleetOption, ListSettings
 from kvctl.cli.settings import Settings
-from kvctl.cli.talk import say
-from kvctl.commands.prefixes.rows import NOBODY, seen
+from kvctl.commands.prefixes.rows import seen
 from kvctl.errors import UsageError
 from kvctl.views.fleet.holders import FleetPrefixHolders, fleet_holder
 from kvctl.views.fleet.unanswered import asked, show_fleet
@@ -61,16 +59,17 @@ def prefix(
     """Which engines hold how much of a prompt in their prefix caches.
 
     A prompt is given as token ids: kvctl has no tokenizer; the engine's /tokenize gives them. The engines make the
-    hashes. A prompt with a cache_salt, an adapter or pictures has others, and is not found by its tokens. vLLM's KV
-    events name hashes of blocks, with VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0. The engines of this host are asked, with
-    --host those of that host, with --fleet those of all known hosts; exit code 4 where some hosts did not answer.
+    hashes. Engines hold whole blocks: of a prompt shorter than one they hold nothing. A prompt with a cache_salt, an
+    adapter or pictures has other hashes, and is not found by its tokens. vLLM's KV events name hashes of blocks, with
+    VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0. The engines of this host are asked, with --host those of that host, with
+    --fleet those of all known hosts; exit code 4 where some hosts did not answer.
     """
     given = [one for one in (block, tokens, file) if one is not None]
     if len(given) != 1:
-        raise UsageError(
-            f"{len(given)} of BLOCK_HASH, --tokens and --file were given; it takes one",
-            "kvctl prefix --tokens 1,2,3",
+        found = (
+            f"{len(given)} of BLOCK_HASH, --tokens and --file were given" if given else "no prompt was given"
         )
+        raise UsageError(f"{found}; it takes one", "kvctl prefix --tokens 1,2,3")
     question = FindHolders(block_hash=_hash(block)) if block is not None else _prompt(tokens, file)
     about = _About("tokens" if block is None else "block", len(question.tokens) if block is None else None)
 
@@ -80,7 +79,7 @@ def prefix(
     if fleet:
         show_fleet(lambda: _fleet(daemon.fleet(settings, ask), about), settings, None)
     else:
-        rows = _seen((("", row) for row in ask(settings)), "here")
+        rows = seen((("", row) for row in ask(settings)), "here")
         holders = tuple(holder_document(row, prompt=block is None) for _, row in rows)
         show(PrefixHolders(**about._asdict(), holders=holders), settings)
 
@@ -89,16 +88,9 @@ def _fleet(answers: FleetAnswers[tuple[HolderRow, ...]], about: _About) -> Fleet
     every = ((host, row) for host, rows in answers.answers.items() for row in rows)
     holders = tuple(
         fleet_holder(host, holder_document(row, prompt=about.tokens is not None))
-        for host, row in _seen(every, "of these hosts")
+        for host, row in seen(every, "of these hosts")
     )
     return FleetPrefixHolders(**about._asdict(), holders=holders, **asked(answers))
-
-
-def _seen(rows: Iterable[tuple[str, HolderRow]], where: str) -> list[tuple[str, HolderRow]]:
-    found = seen(rows)
-    if not found:
-        say(NOBODY.format(where=where))
-    return found
 
 
 def _hash(text: str) -> bytes:
@@ -119,6 +111,8 @@ def _prompt(tokens: str | None, file: str | None) -> FindHolders:
     """The question for a prompt. Raises `UsageError`."""
     text = tokens if tokens is not None else _read(str(file))
     words = re.split(r"[\s,]+", text.strip().removeprefix("[").removesuffix("]").strip())
+    if words == [""]:
+        raise UsageError("the prompt has no tokens", "give it as token ids: kvctl prefix --tokens 1,2,3")
     wrong = next((word for word in words if not re.fullmatch("[0-9]{1,9}", word)), None)
     if wrong is not None:
         raise UsageError(

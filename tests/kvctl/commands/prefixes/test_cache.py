@@ -26,6 +26,7 @@ def test_engines_of_other_users_are_counted_and_not_shown(run: Run, daemon: Fake
     outcome = run("cache", "--socket", daemon.directory)
     assert "secret" not in outcome.out + outcome.err
     assert "engines of other users are not shown" in outcome.err
+    assert "no engine" not in outcome.err
 
 
 def test_where_nobody_shares_it_says_how_to(run: Run, daemon: FakeDaemon) -> None:

@@ -50,11 +50,13 @@ def test_a_block_is_asked_for_by_its_hash(run: Run, daemon: FakeDaemon, asked: l
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "0 of BLOCK_HASH, --tokens and --file were given"),
+        ((), "no prompt was given; it takes one"),
         (("ab" * 32, "--tokens", "1"), "2 of BLOCK_HASH, --tokens and --file were given"),
         (("abc",), "'abc' is no hash of a block"),
         (("--tokens", "1,two"), "'two' is no token id"),
-        (("--tokens", ""), "'' is no token id"),
+        (("--tokens", ""), "the prompt has no tokens"),
+        (("--tokens", "[]"), "the prompt has no tokens"),
+        (("--file", "/dev/null"), "the prompt has no tokens"),
         (("--file", "/nowhere/ids"), "cannot read /nowhere/ids: No such file or directory"),
         (("--tokens", ",".join(["1"] * 1_000_001)), "the prompt has 1,000,001 tokens"),
     ],
