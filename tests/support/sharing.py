@@ -66,6 +66,11 @@ class Sharing:
                     newest[row.engine_id] = row.hints.version
         return all(row.hints is not None and row.hints.version == newest.get(row.engine_id) for row in others)
 
+    def hinted(self, name: str, holder: str) -> int:
+        """Hints on what an engine holds that the kvd of another one knows."""
+        rows = cast("CacheList", self.hosts[name].ask(ListCaches())).rows
+        return sum(row.hints.tags for row in rows if row.engine_id == holder and row.hints is not None)
+
     def counted(self, name: str, *counters: str) -> dict[str, int]:
         """Counters of an engine's kvd."""
         status = cast("KvdStatus", self.hosts[name].ask(GetStatus()))
