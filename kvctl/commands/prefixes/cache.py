@@ -55,7 +55,7 @@ def cache(
     def picked(
         rows: Iterable[tuple[str, CacheRow]], where: str, made: Callable[..., Found]
     ) -> tuple[Found, ...]:
-        may_see = seen(rows, where, quiet=watch is not None)
+        may_see = seen(rows, where, watched=watch is not None)
         found = wanted.of(made(host, cache_document(row)) for host, row in may_see)
         if may_see and not found and watch is None:
             say(f"none of {len(may_see)} has {wanted}")

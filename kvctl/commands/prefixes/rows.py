@@ -12,13 +12,13 @@ from kvd.wire.prefixes.cache import CacheRow, HolderRow
 Row = TypeVar("Row", CacheRow, HolderRow)
 
 
-def seen(rows: Iterable[tuple[str, Row]], where: str, *, quiet: bool = False) -> list[tuple[str, Row]]:
+def seen(rows: Iterable[tuple[str, Row]], where: str, *, watched: bool = False) -> list[tuple[str, Row]]:
     """The rows that this user may see, each with its host.
 
-    How many others there are is said; where there is no row at all, how to come by one, unless ``quiet``.
+    How many others there are is said; where there is no row at all, how to come by one, unless it is ``watched``.
     """
     every = list(rows)
-    if not every and not quiet:
+    if not every and not watched:
         say(
             f"no engine {where} shares prefixes:"
             ' "prefixes": "on" in its connector\'s settings has it share them; kvctl engines lists all'
