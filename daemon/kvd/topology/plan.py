@@ -145,6 +145,25 @@ def plan_layers(
     }
 
 
+def plan_part(
+    local: WorkerGeometry,
+    peers: Sequence[WorkerGeometry],
+    remotes: Sequence[WorkerGeometry],
+    of: Container[str],
+    source: Rank,
+) -> Plan:
+    """`plan_worker` of some layers and of what one remote worker supplies: the same bytes of these."""
+    cuts = Cuts()
+    supplied = _supplied(local, peers, remotes, cuts, of)
+    found = _found(cuts.turns[id(local.groups)], supplied, cuts.kinds[id(remotes)])
+    reads = [
+        _read(local, remotes, alike, parts, cuts.shapes)
+        for alike, parts in found.items()
+        if remotes[parts[0][2].remote].rank == source
+    ]
+    return _plan(local, remotes, reads, cuts, object())
+
+
 class _Alike(NamedTuple):
     """What the layers of one read have in common; ``piece`` is the identity of the piece (its rank and phase)."""
 

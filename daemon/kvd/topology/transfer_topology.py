@@ -16,8 +16,11 @@ from kvd.geometry.rank import Rank
 from kvd.topology.compat import block_tokens
 from kvd.topology.describe import PairDescription, describe, largest_block
 from kvd.topology.errors import OwnEngine, UnknownEngine
-from kvd.topology.plan import Plan, plan_worker
+from kvd.topology.plan import Plan, plan_part, plan_worker
 from kvd.topology.push import LayerPush, plan_push
+
+MOST_PARTS = 64
+"""Sets of layers for which a plan of their own is kept: a prefiller tells of the same few again and again."""
 
 
 class RemoteEngine:
@@ -50,6 +53,7 @@ class RemoteEngine:
         self._lock = threading.RLock()
         self._pushes: dict[Rank, dict[str, LayerPush]] = {}
         self._layer_reads: dict[Rank, dict[str, LayerPush]] = {}
+        self._parts: dict[tuple[Rank, frozenset[str]], Plan] = {}
 
     @cached_property
     def metadata(self) -> tuple[bytes, ...]:
@@ -111,6 +115,26 @@ class RemoteEngine:
                     self._worker, self._local.workers, self.geometry.workers, source
                 )
             return self._layer_reads[source]
+
+    def part(self, source: Rank, layers: frozenset[str]) -> Plan | None:
+        """The plan for reading some layers from worker ``source`` alone, as blocks; raises as `layer_reads`.
+
+        Where that is all there is to read of their groups it is `plan`. None where `MOST_PARTS` others are kept.
+        """
+        with self._lock:
+            reads = self.layer_reads(source)
+            groups = {reads[layer].group for layer in layers}
+            whole = layers == {layer for layer, push in reads.items() if push.group in groups}
+            if whole and len(self._plan.sources) == 1:
+                return self._plan
+            key = source, layers
+            if key not in self._parts:
+                if len(self._parts) >= MOST_PARTS:
+                    return None
+                self._parts[key] = plan_part(
+                    self._worker, self._local.workers, self._geometry.workers, layers, source
+                )
+            return self._parts[key]
 
     def describe_line(self) -> str:
         """Who reads what from whom in one line, of the same form for every kind of model. Raises as `plan`.

@@ -79,6 +79,10 @@ class InboxThread(Generic[Word]):
         """Have this taken in one of the next rounds."""
         self._put(word)
 
+    def put_by(self, word: Word) -> None:
+        """Have this taken in the next round, whenever that is; where there is a bell it does not ring for it."""
+        self._inbox.put(word)
+
     @property
     def idle(self) -> bool:
         """Whether every word that was put in has been dealt with; never again after `stop`."""

@@ -16,7 +16,7 @@ from kvd.topology.compile import compile_plan
 from kvd.topology.copies import compile_blocks
 from kvd.topology.descriptors import Descriptors, concatenate
 from kvd.topology.errors import BlockMismatch, UnknownEngine
-from kvd.topology.plan import plan_layers, plan_worker
+from kvd.topology.plan import plan_layers, plan_part, plan_worker
 from kvd.topology.push import (
     LayerPush,
     chunk_of_target,
@@ -155,6 +155,28 @@ def test_layers_have_the_sources_that_the_whole_plan_has(case: Case) -> None:
         (r.remote, r.group, layer) for plan in by_layer.values() for r in plan.reads for layer in r.layers
     )
     assert all(set(r.layers) == {name} for name, plan in by_layer.items() for r in plan.reads)
+
+
+@settings(THOROUGH, max_examples=min(100, THOROUGH.max_examples))
+@given(cases(), st.integers(0, 3))
+def test_plans_of_some_layers_of_one_source_each_read_together_what_the_whole_plan_reads(
+    case: Case, bits: int
+) -> None:
+    local, remote, rank, request = case
+    target = local.workers[rank]
+    mine = oracle.memory(target)
+    written = tuple(np.zeros(len(r), np.int64) for r in mine.regions)
+    names = list(target.layers)
+    parts = [{name for number, name in enumerate(names) if (number ^ bits) & 1 == odd} for odd in (0, 1)]
+    for position, worker in enumerate(remote.workers):
+        theirs = oracle.memory(worker)
+        oracle.fill(theirs, request.remote)
+        for layers in parts:
+            plan = plan_part(target, local.workers, remote.workers, frozenset(layers), worker.rank)
+            assert {r.remote for r in plan.reads} <= {position}
+            for rows in compile_plan(plan, request.local, request.remote, tokens=request.tokens).values():
+                oracle._copy(rows, mine, theirs, written)
+    oracle._compare(mine, written, request)
 
 
 def dense(name: str, block: int) -> EngineGeometry:

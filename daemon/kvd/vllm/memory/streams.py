@@ -3,33 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from kvd.backends.cuda import driver as cuda_driver
 from kvd.worker.stream_event import StreamEvent, no_event
+
+
+class _Recorded:
+    """An event of torch, recorded on the stream of now. With an ``index`` it is of that CUDA device."""
+
+    __slots__ = ("_event", "_index")
+
+    def __init__(self, event: Any, index: int | None) -> None:
+        event.record()
+        self._event = event
+        self._index = index
+
+    def __call__(self) -> bool:
+        self._enter()
+        return bool(self._event.query())
+
+    def wait(self) -> None:
+        """Return once the device has come there; torch lets go of Python's lock meanwhile."""
+        self._enter()
+        self._event.synchronize()
+
+    def _enter(self) -> None:
+        if self._index is not None:
+            # In a thread that has no device the CUDA runtime would take up device 0.
+            cuda_driver.enter(self._index)
 
 
 def event_recorder(device: str) -> Callable[[], StreamEvent | None]:
     """What records events on the current stream of a kind of device: ``cpu``, ``cuda``, ...
 
     To be called, like what it gives, where the worker's device is current. An event may be asked on any thread, and
-    never waits.
+    never waits unless it is told to.
     """
     if device == "cpu":
         return no_event
     import torch
 
-    index = torch.cuda.current_device() if device == "cuda" else None
-
-    def record_event() -> StreamEvent:
-        event = torch.Event(device)
-        event.record()
-
-        def reached() -> bool:
-            if index is not None:
-                # In a thread that has no device the CUDA runtime would take up device 0.
-                cuda_driver.enter(index)
-            return bool(event.query())
-
-        return reached
-
-    return record_event
+    if device == "cuda":
+        index = torch.cuda.current_device()
+        # Who waits for one that is not ``blocking`` keeps a core busy.
+        return lambda: _Recorded(torch.cuda.Event(blocking=True), index)
+    return lambda: _Recorded(torch.Event(device), None)

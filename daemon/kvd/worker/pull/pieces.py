@@ -34,8 +34,8 @@ def apply_plan(load: Load, plan: Plan, traits: Traits, *, piece_bytes: int) -> N
     times.planning_seconds = times.planned - began
 
 
-def post(load: Load, lane: Lane, plan: Plan, traits: Traits) -> None:
-    """Submit all transfers of the load on a lane, piece after piece; pieces that have come already have none.
+def post(load: Load, lane: Lane, traits: Traits) -> None:
+    """Submit all transfers of a planned load on a lane, piece after piece; pieces that have come already have none.
 
     A piece that was not compiled before is now, while the bytes of those before it move.
 
@@ -43,6 +43,9 @@ def post(load: Load, lane: Lane, plan: Plan, traits: Traits) -> None:
     stands in the pieces' ``transfers``.
     """
     load.times.posting = time.monotonic()
+    plan = load.pieces.plan
+    if plan is None:
+        raise RuntimeError(f"the load of {load.order.request_id} is not planned and cannot be posted")
     for piece in load.pieces.left:
         for index, copies in _compiled(load, piece, plan, traits).items():
             begun = time.monotonic()

@@ -284,7 +284,7 @@ class PullThread:
             lane = self._lanes.open(self._peer)
             with self._activity("posting"):
                 clear_leftover(load, remote.plan, self._topology.worker)
-                post(load, lane, remote.plan, traits_of(self._backend, lane))
+                post(load, lane, traits_of(self._backend, lane))
         except HOPELESS as error:
             self._give_up(load, from_error(error))
         except BackendError as error:

@@ -7,23 +7,22 @@ thread writes down who announced. The lock is held for operations on dictionarie
 from __future__ import annotations
 
 import itertools
-import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from dataclasses import replace
 
 from kvd.geometry.rank import Rank
 from kvd.topology.blocks import BlockList
 from kvd.worker.cause import ABORTED, Cause
 from kvd.worker.orders import PushEnd, PushStep, block_lists, plain
+from kvd.worker.push.marks import completes, mark_numbers
 from kvd.worker.push.milestones import ALL_LAYERS, Computed, Milestone
+from kvd.worker.push.outgoing_transfer import OutgoingTransfer, Owed, Wake
 from kvd.worker.stream_event import StreamEvent
+from kvd.worker.stream_watch import StreamWatch
 
-MILESTONES = 16
-"""Most milestones for each layer; a device is never so many steps behind, so the oldest are overtaken ones."""
 MOST_TRANSFERS = 4096
 """Most transfers that are announced, and most that are remembered after their end."""
 REMEMBERED = 600.0
@@ -33,80 +32,33 @@ GRACE = 5.0
 NOT_KEPT = Cause("its blocks are no longer kept", "LEASE_ENDED")
 
 
-class Wake(Protocol):
-    """Has a sender look again; where that is not ``urgent``, when it has more to look at."""
-
-    def __call__(self, *, urgent: bool) -> None:
-        """Any thread calls it."""
-
-
-@dataclass(slots=True)
-class _Transfer:
-    """A pushed request; ``until`` is the time.monotonic() until which its blocks are kept, once it has ended.
-
-    ``served``: whoever waited under this id had what it waited for, of an earlier request.
-    ``kept``: it has ended well, of which the scheduler told ahead of the step that says so.
-    ``lists`` are the blocks of a step as arrays, made when they are first asked for; ``known`` is what is answered
-    about it until something changes, ``changes`` counts that. ``there`` is how far each layer was when it was last
-    looked at, ``coming`` what was noted and was not there yet, in the order in which the device comes to it. ``more``:
-    the last step of its prompt has not run yet.
-    """
-
-    step: PushStep
-    epoch: int
-    lists: tuple[PushStep, dict[int, BlockList]] | None = None
-    there: dict[str, int] = field(default_factory=dict)
-    coming: deque[Milestone] = field(default_factory=deque)
-    until: float = math.inf
-    served: bool = False
-    kept: bool = False
-    cause: Cause | None = None
-    known: Computed | None = None
-    more: bool = True
-    changes: int = 0
-
-    def changed(self) -> None:
-        self.known = None
-        self.changes += 1
-
-
-@dataclass(slots=True)
-class _Owed:
-    """What one decoding engine waits for; ``ranks`` are all its workers, None while its card is not known.
-
-    ``by_layer``: each layer is sent as soon as it is computed, not each step.
-    """
-
-    wake: Wake
-    by_layer: bool = False
-    ranks: frozenset[Rank] | None = None
-    waiting: set[Rank] = field(default_factory=set)
-    settled: set[Rank] = field(default_factory=set)
-    gone: bool = False
-
-    @property
-    def done(self) -> bool:
-        return not self.waiting and (self.gone or (self.ranks is not None and self.ranks <= self.settled))
-
-
 class Outgoing:
     """The transfers of one prefilling worker."""
 
-    def __init__(self, record_event: Callable[[], StreamEvent | None]) -> None:
-        """``record_event`` gives what tells when the device has come as far as now; None where it is there already."""
+    def __init__(self, record_event: Callable[[], StreamEvent | None], hooks: int = 0) -> None:
+        """``record_event`` gives what tells when the device has come as far as now; None where it is there already.
+
+        ``hooks``: of how many layers each step says when it has computed them.
+        """
         self._record_event = record_event
+        self._mark_numbers = mark_numbers(hooks)
+        self._watch: StreamWatch[Sequence[str]] = StreamWatch("kvd-steps", self._reached)
         self._lock = threading.Lock()
-        self._transfers: dict[str, _Transfer] = {}
+        self._transfers: dict[str, OutgoingTransfer] = {}
         self._epochs = itertools.count()
-        self._owed: dict[str, dict[str, _Owed]] = {}
+        self._owed: dict[str, dict[str, Owed]] = {}
         self._idle: dict[
             str, float
         ] = {}  # announced, but of no request here: since when nobody waits any more
         self._ended: set[str] = set()
         self._over: dict[str, tuple[Cause, float]] = {}
         self._now: tuple[str, ...] = ()
-        self._by_layer = False
+        self._hooked = self._by_layer = False
         self._noted: set[str] = set()
+        self._completed: tuple[str, ...] = ()  # what the step completes and marks
+        self._passed: list[str] = []  # layers of the step so far
+        self._marked = 0  # of these, those before the last mark
+        self._last_event: StreamEvent | None = None
 
     # --- in vLLM's step ---
 
@@ -116,47 +68,70 @@ class Outgoing:
         Blocks of what was preempted or aborted are overwritten only after this has returned.
         """
         now = time.monotonic()
-        ready = self._record_event() if any(step.held for step in steps) else None
+        held = [step.transfer_id for step in steps if self._holds_more(step)]
+        ready = self._record_event() if held else None
         with self._lock:
             news = [end.transfer_id for end in ends if self._end(end, now)]
+            completed = [step.transfer_id for step in steps if completes(step, self._before(step))]
             for step in steps:
-                self._step(step, ready)
-            news += [step.transfer_id for step in steps if step.again or step.held]
+                self._step(
+                    step, Milestone((ALL_LAYERS,), step.held, ready) if step.transfer_id in held else None
+                )
+            news += [step.transfer_id for step in steps if step.again]
             self._now = tuple(step.transfer_id for step in steps if step.groups)
             self._by_layer = any(
                 owed.by_layer for name in self._now for owed in self._owed.get(name, {}).values()
             )
+            self._completed = tuple(name for name in completed if self._read_by_step(name))
+            self._hooked = self._by_layer or bool(self._completed)
             wakes = self._wakes(news) + self._wakes((step.transfer_id for step in steps), by_layer=True)
-        self._noted = set()
+            wakes += self._when(ready, held)
+        self._noted, self._passed, self._marked, self._last_event = set(), [], 0, None
         _wake(wakes)
         return bool(self._now)
 
     def saved(self, layer: str) -> None:
-        """The step computed this layer's KV. Where nobody waits for single layers the step's end tells of all."""
-        if not self._by_layer:
+        """The step computed this layer's KV.
+
+        Where nobody waits for single layers, nor for the marks of a prompt's last step, its end tells of all.
+        """
+        if not self._hooked:
             return
-        self._noted.add(layer)
-        ready = self._record_event()
+        self._passed.append(layer)
+        marks = self._completed and len(self._passed) in self._mark_numbers
+        if not (marks or self._by_layer):
+            return
+        self._last_event = ready = self._record_event()
+        wakes: list[Wake] = []
+        by_layer: list[Wake] = []
         with self._lock:
-            self._note((layer,), ready)
-            wakes = self._wakes(self._now, by_layer=True)
-        _wake(wakes, urgent=False)
+            if self._by_layer:
+                self._noted.add(layer)
+                for transfer in self._running(self._now):
+                    transfer.note(Milestone((layer,), transfer.step.reached, ready))
+                by_layer = self._wakes(self._now, by_layer=True)
+            if marks:
+                wakes = self._mark(ready)
+        _wake(by_layer, urgent=False)
+        _wake(wakes)
 
     def stepped(self, layers: Iterable[str]) -> None:
         """The step has run: all its layers hold KV, also those without a hook."""
-        left = tuple(layer for layer in layers if layer not in self._noted)
-        ready = self._record_event() if left else None
+        left = not all(layer in self._noted for layer in layers)
+        ready = self._record_event() if left else self._last_event
         with self._lock:
-            self._note(left, ready)
             more = []
-            for transfer in self._running():
+            for transfer in self._running(self._now):
+                if left:
+                    transfer.note(Milestone((ALL_LAYERS,), transfer.step.reached, ready))
                 transfer.more = transfer.step.reached < transfer.step.total
                 transfer.changed()
                 if transfer.more:
                     more.append(transfer.step.transfer_id)
-            # Of the last step whoever reads whole steps gets nothing before its blocks are certain to stay (`kept`).
-            wakes = self._wakes(more) + self._wakes(self._now, by_layer=True)
-        self._now, self._by_layer = (), False
+            # Beyond its marks whoever reads whole steps gets nothing of the last one before its blocks are certain to
+            # stay (`kept`).
+            wakes = self._when(ready, more) + self._wakes(self._now, by_layer=True)
+        self._now, self._completed, self._hooked, self._by_layer = (), (), False, False
         _wake(wakes)
 
     def sent(self, now: float) -> set[str]:
@@ -183,6 +158,14 @@ class Outgoing:
         _wake(wakes)
         return free
 
+    def stop(self) -> None:
+        """Wake nobody any more for what the device has done: begin that."""
+        self._watch.stop()
+
+    def join(self, until: float) -> bool:
+        """Wait for that, to time.monotonic() ``until``. False where the device holds it up."""
+        return self._watch.join(until)
+
     def abandon(self) -> set[str]:
         """Requests whose blocks are held, and will be sent to nobody any more."""
         with self._lock:
@@ -208,6 +191,7 @@ class Outgoing:
             step, epoch, cause, changes = transfer.step, transfer.epoch, transfer.cause, transfer.changes
             kept = (transfer.kept or transfer_id in self._ended) and not cause
             lists, coming, more = transfer.lists, tuple(transfer.coming), transfer.more
+            early = transfer.early
         # What the device has not come to yet is not asked beyond its first, and what it has is not asked again: each
         # look takes the GIL from the step that computes.
         reached = list(itertools.takewhile(lambda found: found.ready is None or found.ready(), coming))
@@ -217,9 +201,10 @@ class Outgoing:
         with self._lock:
             layers = dict(transfer.there) if transfer.epoch == epoch else {}
             for found in reached:
-                layers[found.layer] = max(found.tokens, layers.get(found.layer, 0))
+                for layer in found.layers:
+                    layers[layer] = max(found.tokens, layers.get(layer, 0))
             told = step.sums, step.digest, step.request_id, step.traceparent
-            answer = Computed(lists[1], step.total, epoch, kept, cause, layers, after, more, *told)
+            answer = Computed(lists[1], step.total, epoch, kept, cause, early, layers, after, more, *told)
             if transfer.epoch == epoch:
                 transfer.there = dict(layers)
                 # Another sender may have looked meanwhile, and so may what was noted since have driven out the oldest.
@@ -243,7 +228,7 @@ class Outgoing:
             if blocks:
                 known = transfer.step
                 transfer.step = replace(known, groups={**known.groups, **plain(blocks)}, reached=known.total)
-                self._add(transfer, Milestone(ALL_LAYERS, known.total))
+                transfer.note(Milestone((ALL_LAYERS,), known.total))
             transfer.changed()
             wakes = self._wakes((transfer_id,))
         _wake(wakes)
@@ -266,9 +251,10 @@ class Outgoing:
                 self._tidy(time.monotonic())
                 if len(self._owed) >= MOST_TRANSFERS:
                     return False
-            owed = self._owed.setdefault(transfer_id, {}).setdefault(decoder, _Owed(wake))
+            owed = self._owed.setdefault(transfer_id, {}).setdefault(decoder, Owed(wake))
             owed.by_layer = owed.by_layer or by_layer
-            self._by_layer = self._by_layer or (by_layer and transfer_id in self._now)
+            if by_layer and transfer_id in self._now:
+                self._by_layer = self._hooked = True
             owed.waiting.add(rank)
             owed.settled.discard(rank)
             owed.gone = False
@@ -299,20 +285,20 @@ class Outgoing:
 
     # --- with the lock held ---
 
-    def _step(self, step: PushStep, ready: StreamEvent | None) -> None:
+    def _step(self, step: PushStep, held: Milestone | None) -> None:
         transfer = self._transfers.get(step.transfer_id)
         if transfer is None or transfer.step.request_id != step.request_id:
             before, _ = self._over.pop(step.transfer_id, (None, 0.0))
             self._idle.pop(step.transfer_id, None)
-            transfer = self._transfers[step.transfer_id] = _Transfer(step, next(self._epochs))
+            transfer = self._transfers[step.transfer_id] = OutgoingTransfer(step, next(self._epochs))
             transfer.served = before is NOT_KEPT
-        transfer.step, transfer.more = step, True
+        transfer.step, transfer.more, transfer.early = step, True, frozenset()
         transfer.changed()
         if step.again:
             transfer.epoch, transfer.kept = next(self._epochs), False
             transfer.there, transfer.coming = {}, deque()
-        if step.held:
-            self._add(transfer, Milestone(ALL_LAYERS, step.held, ready))
+        if held is not None:
+            transfer.note(held)
 
     def _end(self, end: PushEnd, now: float) -> bool:
         """Whether that is news to senders, who may have been told ahead of it that the blocks stay."""
@@ -354,23 +340,49 @@ class Outgoing:
         for name in [name for name, (_, since) in self._over.items() if now > since + REMEMBERED]:
             del self._over[name]
 
-    def _running(self) -> list[_Transfer]:
-        """What the step computes that is not over."""
-        return [self._transfers[name] for name in self._now if name in self._transfers]
+    def _before(self, step: PushStep) -> PushStep | None:
+        """The step before of the same request."""
+        known = self._transfers.get(step.transfer_id)
+        return known.step if known is not None and known.step.request_id == step.request_id else None
 
-    def _note(self, layers: Iterable[str], ready: StreamEvent | None) -> None:
-        """The step has computed these layers, of all that it computes."""
-        for transfer in self._running():
-            for layer in layers:
-                self._add(transfer, Milestone(layer, transfer.step.reached, ready))
+    def _holds_more(self, step: PushStep) -> bool:
+        """Whether more of a request is there before the step than the end of the one before told of."""
+        before = None if step.again else self._before(step)
+        return step.held > (before.reached if before is not None else 0)
 
-    @staticmethod
-    def _add(transfer: _Transfer, milestone: Milestone) -> None:
-        transfer.changed()
-        transfer.coming.append(milestone)
-        transfer.there.setdefault(milestone.layer, 0)
-        if len(transfer.coming) > MILESTONES * len(transfer.there):
-            transfer.coming.popleft()
+    def _running(self, names: Iterable[str]) -> list[OutgoingTransfer]:
+        """Of what the step computes that which is not over."""
+        return [self._transfers[name] for name in names if name in self._transfers]
+
+    def _mark(self, ready: StreamEvent | None) -> list[Wake]:
+        """The step has computed all layers that it passed, of the prompts that it completes."""
+        layers, self._marked = tuple(self._passed[self._marked :]), len(self._passed)
+        for transfer in self._running(self._completed):
+            transfer.early |= frozenset(layers)
+            transfer.note(Milestone(layers, transfer.step.reached, ready))
+        return self._when(ready, self._completed)
+
+    def _read_by_step(self, transfer_id: str) -> bool:
+        """Whether somebody waits for it who reads whole steps."""
+        return any(owed.waiting and not owed.by_layer for owed in self._owed.get(transfer_id, {}).values())
+
+    def _when(self, ready: StreamEvent | None, transfers: Sequence[str]) -> list[Wake]:
+        """Whom to wake now for these; who reads whole steps is woken once the device has come to ``ready``.
+
+        Who is sent single layers looks at the device itself.
+        """
+        if ready is None or not transfers:
+            return self._wakes(transfers)
+        if any(name not in self._owed or self._read_by_step(name) for name in transfers):
+            self._watch.put(ready, transfers)
+        return self._wakes(transfers, by_layer=True)
+
+    def _reached(self, transfers: Sequence[str]) -> None:
+        """The device has come to an event of these: on the thread that waits for it."""
+        with self._lock:
+            owed = [found for name in transfers for found in self._owed.get(name, {}).values()]
+            wakes = [found.wake for found in owed if not found.by_layer]
+        _wake(dict.fromkeys(wakes))
 
     def _wakes(self, transfers: Iterable[str], *, by_layer: bool = False) -> list[Wake]:
         """Of who waits for these; with ``by_layer`` of who is sent single layers."""

@@ -3,17 +3,17 @@
 Each progress message becomes one read from one source, of those tokens of those layers that were not asked for yet. The
 lane keeps its rule for these reads as for any other: one that did not complete ends when nothing of it can land.
 
-Where a message tells of whole groups, as it does at the end of a step, they are read as a pull reads them: the lane
-gets blocks, and nothing is worked out layer by layer.
+They are read as a pull reads: the lane gets blocks of a plan, and nothing is worked out layer by layer. The layers that
+are told together, as at a step's end or at a mark, have a plan of their own that is kept. Where a message tells of
+unequal tokens of one group, since the one before was not heard, there is a read for each.
 """
 
 from __future__ import annotations
 
+import functools
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 
 from kvd.geometry.rank import Rank
 from kvd.topology.blocks import BlockList
@@ -38,40 +38,39 @@ class _Chunk:
     group: int
     blocks: BlockList
 
-    @property
-    def part(self) -> tuple[int, int, int, int, bytes]:
-        """What is alike in chunks that are read together."""
-        return self.first, self.last, self.group, self.blocks.first, self.blocks.ids.tobytes()
 
-
-def layer_read(
+def layer_reads(
     arrival: Arrival,
     remote: RemoteEngine,
     progress: PushProgress,
     seconds: float,
     ended: Callable[[Load, tuple[Part, ...]], None],
-) -> Load | None:
-    """The read of what is readable and was not asked for, in at most so many seconds; None where that is nothing.
+) -> list[Load]:
+    """The reads of what is readable and was not asked for, in at most so many seconds.
 
-    ``ended`` gets it with the parts that it completes, on the lane's thread. Raises `TopologyError` where the blocks do
-    not fit.
+    ``ended`` gets each with the parts that it completes, on the lane's thread. Raises `TopologyError` where the blocks
+    do not fit.
     """
-    source, now = progress.source, time.monotonic()
-    chunks = _chunks(arrival, remote, progress)
-    if not chunks:
-        return None
-    order = arrival.load.order
-    read = Load(
-        order=replace(order, groups={}, seconds=0.0),
-        times=LoadTimes(now),
-        deadline=min(arrival.load.deadline, now + seconds),
-        pieces=_as_blocks(arrival, remote, source, chunks) or _as_rows(arrival, source, chunks),
-    )
-    reached = {(source, chunk.push.layer): chunk.last for chunk in chunks}
-    complete = tuple(part for part, last in reached.items() if last >= order.tokens)
-    read.then = lambda load: ended(load, complete)
-    arrival.begin_read(read, reached)
-    return read
+    source, now, order = progress.source, time.monotonic(), arrival.load.order
+    reads: list[tuple[Load, dict[Part, int]]] = []
+    for chunks in _together(_chunks(arrival, remote, progress)):
+        read = Load(
+            order=replace(order, groups={}, seconds=0.0),
+            times=LoadTimes(now),
+            deadline=min(arrival.load.deadline, now + seconds),
+            pieces=_as_blocks(arrival, remote, source, chunks) or _as_rows(arrival, source, chunks),
+        )
+        reached = {(source, chunk.push.layer): chunk.last for chunk in chunks}
+        complete = tuple(part for part, last in reached.items() if last >= order.tokens)
+        read.then = functools.partial(_ended, ended, complete)
+        reads.append((read, reached))
+    for read, reached in reads:  # all or none of them
+        arrival.begin_read(read, reached)
+    return [read for read, _ in reads]
+
+
+def _ended(ended: Callable[[Load, tuple[Part, ...]], None], complete: tuple[Part, ...], load: Load) -> None:
+    ended(load, complete)
 
 
 def _chunks(arrival: Arrival, remote: RemoteEngine, progress: PushProgress) -> list[_Chunk]:
@@ -95,6 +94,25 @@ def _chunks(arrival: Arrival, remote: RemoteEngine, progress: PushProgress) -> l
     return chunks
 
 
+def _together(chunks: Sequence[_Chunk]) -> list[list[_Chunk]]:
+    """What one read each can take: of a group the same tokens in the same blocks."""
+    alike: dict[tuple[int, int, int, int], list[_Chunk]] = {}
+    for chunk in chunks:
+        alike.setdefault((chunk.push.group, chunk.first, chunk.last, id(chunk.blocks)), []).append(chunk)
+    reads: list[list[_Chunk]] = []
+    taken: list[set[tuple[str, int]]] = []
+    for found in alike.values():
+        # Two groups of ours, with a window each perhaps, may lie in one of theirs.
+        groups = {("ours", found[0].push.group), ("theirs", found[0].group)}
+        place = next((i for i, others in enumerate(taken) if not groups & others), len(reads))
+        if place == len(reads):
+            reads.append([])
+            taken.append(set())
+        reads[place] += found
+        taken[place] |= groups
+    return reads
+
+
 def _as_rows(arrival: Arrival, source: Rank, chunks: Sequence[_Chunk]) -> LoadPieces:
     """Each chunk's own descriptors, one after the other."""
     order = arrival.load.order
@@ -113,29 +131,17 @@ def _as_rows(arrival: Arrival, source: Rank, chunks: Sequence[_Chunk]) -> LoadPi
 def _as_blocks(
     arrival: Arrival, remote: RemoteEngine, source: Rank, chunks: Sequence[_Chunk]
 ) -> LoadPieces | None:
-    """The same tokens of all layers of each group, from the only source; None where there is something else."""
-    plan, order = arrival.plan, arrival.load.order
-    if {plan.remote_ranks[read.remote] for read in plan.reads} != {source}:
+    """The same as blocks of a plan for these layers; None where none is kept for them."""
+    plan = remote.part(source, frozenset(chunk.push.layer for chunk in chunks))
+    if plan is None or any(chunk.group != chunk.push.source_group for chunk in chunks):
         return None
-    layers = Counter(push.group for push in remote.layer_reads(source).values())
+    order = arrival.load.order
     local = block_lists(order.groups)
     mine: dict[int, BlockList] = {}
     theirs: dict[int, BlockList] = {}
-    for group, found in groupby(sorted(chunks, key=_group), key=_group):
-        first, *others = found
-        alike = len({chunk.push.layer for chunk in (first, *others)}) == len(others) + 1 == layers[group]
-        if (
-            not alike
-            or any(other.part != first.part for other in others)
-            or first.group != first.push.source_group
-            or first.group in theirs  # two groups of ours, with a window each perhaps, in one of theirs
-        ):
-            return None
+    for one in {chunk.push.group: chunk for chunk in chunks}.values():
+        group = one.push.group
         if group in local:
-            mine[group] = chunk_of_target(first.push, local[group], first=first.first, last=first.last)
-            theirs[first.group] = in_window(first.push, first.blocks, total=order.tokens)
+            mine[group] = chunk_of_target(one.push, local[group], first=one.first, last=one.last)
+            theirs[one.group] = in_window(one.push, one.blocks, total=order.tokens)
     return LoadPieces(plan, local=mine, remote=theirs, all=[LoadPiece(0, order.tokens)])
-
-
-def _group(chunk: _Chunk) -> int:
-    return chunk.push.group

@@ -47,7 +47,8 @@ class Pushing:
         """
         self._context = context
         self._stager = stager
-        self._outgoing = Outgoing(record_event)
+        hooks = sum(group.kind != "mamba" for group, _ in context.topology.worker.layers.values())
+        self._outgoing = Outgoing(record_event, hooks)
         self._lock = threading.Lock()
         self._senders: dict[str, Sender] = {}
         self._generation = ""
@@ -136,6 +137,7 @@ class Pushing:
         with self._lock:
             self._closed = True
             senders = list(self._senders.values())
+        self._outgoing.stop()
         for sender in senders:
             sender.stop()
 
@@ -143,6 +145,7 @@ class Pushing:
         """Wait for the senders, to time.monotonic() ``until``. The decoders whose lanes may still be at work."""
         with self._lock:
             senders = list(self._senders.values())
+        self._outgoing.join(until)
         return [sender.decoder for sender in senders if not sender.join(until - time.monotonic())]
 
     # --- private ---
@@ -161,7 +164,8 @@ class Pushing:
     def _by_layer(self, message: PushAnnounce) -> bool:
         """What is written or copied for a decoder goes layer by layer; one that reads by itself reads whole steps.
 
-        Each read within a step would take a turn of it, and once it has run they take a fraction of that together.
+        Each read within a step would take a turn of it, and once it has run they take a fraction of that together. Of
+        the last step of several it reads some layers ahead (`kvd.worker.push.marks`).
         """
         return bool(message.window) or self._stager is not None
 

@@ -35,7 +35,7 @@ from kvd.worker.peers.held import Evict
 from kvd.worker.push.announce import announce, push_key, withdraw
 from kvd.worker.push.arrival import Arrival, ArrivalPhase, Part, expect
 from kvd.worker.push.arrivals import Arrivals
-from kvd.worker.push.layer_reads import layer_read
+from kvd.worker.push.layer_reads import layer_reads
 from kvd.worker.push.window import Windows
 from kvd.worker.watchdog import STUCK_AFTER, Activity, complain
 
@@ -350,13 +350,13 @@ class ReceiveThread:
         if remote is None:
             return
         try:
-            read = layer_read(arrival, remote, progress, self._context.settings.load_timeout, ended)
+            reads = layer_reads(arrival, remote, progress, self._context.settings.load_timeout, ended)
         except Exception as error:
             if not isinstance(error, TopologyError):
                 log.exception("read of transfer %s", arrival.key.transfer_id)
             self._arrivals.give_up(arrival, from_error(error))
         else:
-            if read is not None:
+            for read in reads:
                 self._read(read)
 
     def _was_read(self, word: _Read) -> None:

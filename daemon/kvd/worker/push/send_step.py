@@ -58,14 +58,15 @@ def advance(
         _post(target, computed, outgoing, lanes)
 
 
-def awaits_device(target: PushTarget, computed: Computed) -> bool:
-    """Whether something can be sent as soon as the device has done what it is told: each look takes the step's GIL.
+def awaits_device(target: PushTarget, computed: Computed, *, woken: bool) -> bool:
+    """Whether to look again for what the device has yet to do: each look takes the step's GIL.
 
     Where the decoder reads by itself the last tokens wait for the scheduler's word (`Computed.kept`), which is later.
+    ``woken``: for what comes before that the sender is woken when the device has done it.
     """
     if not target.direct or computed.kept:
         return bool(computed.coming)
-    return 0 < computed.coming < target.announce.tokens
+    return not woken and 0 < computed.coming < target.announce.tokens
 
 
 def poll(target: PushTarget, outgoing: Outgoing, lanes: WriteLanes) -> None:
@@ -119,8 +120,7 @@ def _offer(target: PushTarget, computed: Computed, outgoing: Outgoing, stager: S
     target.epoch = computed.epoch
     ends = due(target, computed)
     if not computed.kept:
-        # The last tokens only once the blocks are certain to stay: a decoder that has all of them relies on them.
-        ends = {name: end for name, end in ends.items() if end < target.announce.tokens}
+        ends = _before_kept(target, computed, ends)
     if ends and stager is not None:
         chunks = {name: (target.posted.get(name, 0), end) for name, end in ends.items()}
         try:
@@ -134,6 +134,19 @@ def _offer(target: PushTarget, computed: Computed, outgoing: Outgoing, stager: S
         readable(target, computed, ends)
     elif not target.pushes:
         target.settle()
+
+
+def _before_kept(target: PushTarget, computed: Computed, ends: dict[str, int]) -> dict[str, int]:
+    """What of that may be read before the blocks are certain to stay: never all that is left.
+
+    A decoder that has everything relies on it. While it waits for more it hears if the blocks are lost meanwhile.
+    """
+    total = target.announce.tokens
+    found = {name: end for name, end in ends.items() if end < total or name in computed.early}
+    missing = any(found.get(name, target.posted.get(name, 0)) < total for name in target.pushes or ())
+    if found and not missing:
+        found.popitem()
+    return found
 
 
 def _post(target: PushTarget, computed: Computed, outgoing: Outgoing, lanes: WriteLanes) -> None:

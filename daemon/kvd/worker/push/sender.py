@@ -156,7 +156,9 @@ class Sender:
             computed = self._outgoing.computed(target.key.transfer_id)
             advance(target, computed, self._outgoing, self._lanes, self._stager, now)
             if computed is not None:
-                self._behind = self._behind or awaits_device(target, computed)
+                # What is copied for a decoder is so layer by layer, of which nobody wakes us.
+                woken = self._stager is None
+                self._behind = self._behind or awaits_device(target, computed, woken=woken)
                 self._more = self._more or computed.more
         if target.phase is TargetPhase.CLOSING:
             quiesce(target, self._lanes, now)
@@ -363,7 +365,7 @@ class Sender:
         """On the session's thread."""
         error = done.exception()
         if error is None:
-            self._thread.put(Acknowledged(target, layers, nobody=False))
+            self._thread.put_by(Acknowledged(target, layers, nobody=False))
         elif isinstance(error, RefusedByDaemon):
             self._thread.put(Acknowledged(target, {}, nobody=True))
 

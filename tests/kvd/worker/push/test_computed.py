@@ -13,6 +13,7 @@ from kvd.wire.push import PushKey
 from kvd.worker.orders import PushEnd
 from kvd.worker.push import computed as outgoing
 from kvd.worker.push.milestones import Computed
+from kvd.worker.push.outgoing_transfer import MILESTONES
 from kvd.worker.push.send_step import awaits_device
 from kvd.worker.push.target import PushTarget, nothing
 from kvd.worker.stream_event import StreamEvent
@@ -126,7 +127,7 @@ def test_what_nobody_looks_at_for_long_is_bounded_and_its_newest_counts() -> Non
         here.begin([step({0: ids(1, 2)}, number, 200)], [])
         for layer in "ab":
             here.saved(layer)
-    assert len(here._transfers["x"].coming) == 2 * outgoing.MILESTONES
+    assert len(here._transfers["x"].coming) == 2 * MILESTONES
     assert (found := here.computed("x")) is not None
     assert (found.reached("a"), found.reached("b"), found.coming) == (100, 100, 0)
 
@@ -163,21 +164,22 @@ def test_a_layer_costs_the_step_an_event_only_where_somebody_waits_for_single_la
 
 
 @pytest.mark.parametrize(
-    ("window", "kept", "coming", "looks"),
+    ("window", "woken", "kept", "coming", "looks"),
     [
-        (b"w", False, 32, True),
-        (b"w", False, 0, False),
-        (b"", False, 16, True),
-        (b"", False, 32, False),  # withheld until the scheduler has said that they stay
-        (b"", True, 32, True),
+        (b"w", True, False, 32, True),
+        (b"w", True, False, 0, False),
+        (b"", False, False, 16, True),
+        (b"", True, False, 16, False),
+        (b"", False, False, 32, False),  # withheld until the scheduler has said that they stay
+        (b"", True, True, 32, True),
     ],
 )
 def test_the_device_is_asked_only_for_what_could_be_sent(
-    window: bytes, kept: bool, coming: int, looks: bool
+    window: bytes, woken: bool, kept: bool, coming: int, looks: bool
 ) -> None:
     announce = msgspec.structs.replace(nothing(KEY), tokens=32, window=window)
     target = PushTarget(announce, 60.0)
-    assert awaits_device(target, Computed(kept=kept, coming=coming)) is looks
+    assert awaits_device(target, Computed(kept=kept, coming=coming), woken=woken) is looks
 
 
 def test_who_reads_whole_steps_looks_once_at_a_prompt_of_one_step() -> None:

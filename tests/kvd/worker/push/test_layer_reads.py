@@ -82,7 +82,41 @@ def test_what_is_told_of_all_layers_is_read_as_blocks_and_not_layer_by_layer(
     assert (record.descriptors, record.coalesced_descriptors) == (6, 6)
 
 
-def test_of_layers_that_are_not_told_together_each_is_read_by_itself(rig: PushRig) -> None:
+def test_some_layers_told_ahead_are_read_as_blocks_of_a_plan_that_is_made_once(
+    rig: PushRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvd.worker.push.layer_reads.compile_chunk", None)
+    for number, (name, mine) in enumerate((("x", (2, 9, 4)), ("y", (1, 3, 8))), 1):
+        rig.start(pushed(mine, tokens=12, name=name, request_id=f"d-{name}"))
+        rig.announced(number)
+        rig.readable(("l0", "l1"), 8, 5, 6, name=name)
+        rig.readable("l0", 12, 5, 6, 7, name=name)
+        rig.readable("l1", 12, 5, 6, 7, name=name)
+        assert rig.results().failed == set()
+        assert rig.same(mine, (5, 6, 7))
+    assert next(rig.backend._inner.submits) == 6
+    remote = rig.decoder.topology.remote("p")
+    assert len(remote._parts) == 2
+
+
+def test_layers_that_are_told_unequal_tokens_are_read_at_once_for_each(
+    rig: PushRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A word takes the place of one that was not heard, and tells of what that told."""
+    monkeypatch.setattr("kvd.worker.push.layer_reads.compile_chunk", None)
+    rig.start(pushed((2, 9, 4), tokens=12))
+    rig.announced()
+    rig.readable("l0", 4, 5)
+    rig.readable(("l0", "l1"), 12, 5, 6, 7)
+    assert rig.results().failed == set()
+    assert rig.same((2, 9, 4), (5, 6, 7))
+    assert next(rig.backend._inner.submits) == 3
+
+
+def test_where_no_more_plans_are_kept_layers_are_read_one_by_one(
+    rig: PushRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvd.topology.transfer_topology.MOST_PARTS", 0)
     rig.start(pushed((2, 9, 4), tokens=12))
     rig.announced()
     rig.readable("l0", 4, 5)
