@@ -16,7 +16,7 @@ from benchmarks.gpu.correctness import check, watch
 from benchmarks.gpu.faults import forced, killed, stopped
 from benchmarks.gpu.fleet import FIRST_RUNNER, JOINED, Fleet, Pair, PairSpec, Way
 from benchmarks.gpu.losing import tried
-from benchmarks.gpu.pushing import overlap
+from benchmarks.gpu.pushing import beside, overlap
 from benchmarks.gpu.timing import firsts, in_turns, warm
 from benchmarks.gpu.waves import Stage
 
@@ -56,6 +56,13 @@ def hidden(fleet: Fleet, running: Sequence[Pair]) -> dict[str, list[str]]:
     """Push beside pull on engines that are laid out for pushes."""
     warm(fleet, running, (fleet.sizes.long,))
     overlap(fleet, running, 3 if fleet.quick else 6)
+    return {}
+
+
+def pushed_beside(fleet: Fleet, running: Sequence[Pair]) -> dict[str, list[str]]:
+    """Prefills that are pushed beside such that are not, in the same engines."""
+    warm(fleet, running, (fleet.sizes.middle, fleet.sizes.long))
+    beside(fleet, running, 10 if fleet.quick else 20)
     return {}
 
 
@@ -276,6 +283,17 @@ def _hidden(name: str, which: int) -> Stage:
     return Stage(name, pairs, together=hidden, seconds=100.0)
 
 
+def _beside(name: str, *, eager: bool) -> Stage:
+    """One pair by itself: nothing else runs on its processors."""
+
+    def pairs(fleet: Fleet) -> list[PairSpec]:
+        block = fleet.sizes.blocks[0]
+        plain = eager or fleet.device != "cuda"
+        return [PairSpec(kind="dense", way="direct", block=block, gpus=fleet.apart, eager=plain)]
+
+    return Stage(name, pairs, together=pushed_beside, seconds=100.0, usual=False)
+
+
 def _faults(kind: str) -> Stage:
     def pairs(fleet: Fleet) -> list[PairSpec]:
         # Two prompts do not fit at once: what comes late would land in the other's blocks.
@@ -312,6 +330,8 @@ STAGES = (
     _staged_times(),
     _checksums(),
     _firsts(),
+    _beside("beside", eager=True),
+    _beside("beside-graphs", eager=False),
     Stage("bare", lambda _: (), together=bare, seconds=90.0, least=20.0),
     Stage("zeroing", lambda _: (), together=zeroed, seconds=50.0, least=20.0),
     _kind("dense"),

@@ -153,6 +153,28 @@ def overlaps(lines: Sequence[Line]) -> str:
     )  # fmt: skip
 
 
+def besides(lines: Sequence[Line]) -> str:
+    """Prefills of the same engine: alone, to be pulled, and pushed."""
+    keys = (devices_of, "eager", "way", "tokens")
+    return table(
+        ("where", "steps", "backend", "tokens", "alone", "to be pulled", "pushed", "over alone", "gone before its end",
+         "its end to the load's", "prefiller's answer to the decoder's"),
+        (
+            (
+                where, "eager" if eager else "graphs", way, tokens,
+                *(ms(median_of(some, name)) for name in ("alone", "pulled", "pushed")),
+                ratio(median_of(some, "pushed"), median_of(some, "alone")),
+                "" if part is None else f"{100 * part:.1f} %",
+                ms(median_of(watched, "end_to_reported")),
+                ms(median_of(some, "after_prefill")),
+            )
+            for (where, eager, way, tokens), some in groups(lines, "beside", keys).items()
+            for watched in [groups(lines, "watched push", keys).get((where, eager, way, tokens), [])]
+            for part in [median_of(watched, "part_before_end")]
+        ),
+    )  # fmt: skip
+
+
 def faults(lines: Sequence[Line]) -> str:
     """What became of loads that failed."""
     found = {(line["kind"], line["way"], line["fault"]): line for line in lines if line["what"] == "fault"}
@@ -247,6 +269,7 @@ TABLES: dict[str, Callable[[Sequence[Line]], str]] = {
     "first requests": transfer_tables.first_requests,
     "checksums": transfer_tables.checksums,
     "overlap": overlaps,
+    "beside": besides,
     "faults": faults,
     "steps": step_times,
     "prefills": prefills,
