@@ -106,7 +106,7 @@ def _once(fleet: Fleet, pair: Pair, mode: Mode, note: str, tokens: int = 0, what
     loads = [one for worker in ask_workers(pair.decode, "kvb_loads") for one in worker]
     times = _times(moves, loads)
     if "part_before_end" in times:
-        shown = {name: round(value, 5) for name, value in times.items()}
+        shown = {name: round(value, 5) if isinstance(value, float) else value for name, value in times.items()}
         fleet.report.say(f"{pair.spec.name} {mode} {tokens} {note}: {shown}")
     fleet.report.note(
         what,
@@ -130,11 +130,14 @@ def _times(moves: list[dict[str, Any]], loads: list[dict[str, Any]]) -> dict[str
     steps = [one["at"] for one in moves if one["what"] == "step"]
     total = sum(size for _, size in moved)
     found: dict[str, Any] = {"moved_bytes": total, "posts": len(moved), "steps": len(steps)}
+    if moved and steps:
+        end = max(steps)
+        found["part_before_end"] = sum(size for at, size in moved if at <= end) / total
+        found["end_to_last"] = max(at for at, _ in moved) - end
+        found["steps_at"] = [round(at - end, 5) for at in steps]
+        found["moved_at"] = [(round(at - end, 5), round(size / total, 4)) for at, size in moved]
     if moved and loads:
         found["last_to_reported"] = max(one["at"] for one in loads) - max(at for at, _ in moved)
     if moved and steps and loads:
-        end = max(steps)
-        found["part_before_end"] = sum(size for at, size in moved if at <= end) / total
-        found["end_to_reported"] = max(one["at"] for one in loads) - end
-        found["end_to_last"] = max(at for at, _ in moved) - end
+        found["end_to_reported"] = max(one["at"] for one in loads) - max(steps)
     return found
