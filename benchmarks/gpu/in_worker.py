@@ -34,19 +34,16 @@ class Measured:
             return False
         self._kvb_loads: list[dict[str, Any]] = []
         self._kvb_pushes: dict[str, Any] = {}
-        results, begin = half.results, half.pushing.begin
+        noted, begin = half._reporting.note, half.pushing.begin  # noqa: SLF001
 
-        def watched_results(*wait: float) -> Any:
-            begun = dict(half._begun)  # noqa: SLF001
-            found = results(*wait)
+        def watched_note(load: Any) -> None:
+            """In the step that sees its end; the scheduler hears of it after that, by whichever way."""
             at = time.monotonic()
-            for request_id in found.received - found.failed:
-                if request_id in begun:
-                    poisoned = getattr(self, "_kvb_poisoned", False)
-                    order = begun[request_id].order
-                    load = _load(half.geometry, order, sums=self._kvb_take_sums, poisoned=poisoned)
-                    self._kvb_loads.append({"at": at, **load})
-            return found
+            if load.cause is None:
+                poisoned = getattr(self, "_kvb_poisoned", False)
+                found = _load(half.geometry, load.order, sums=self._kvb_take_sums, poisoned=poisoned)
+                self._kvb_loads.append({"at": at, **found})
+            noted(load)
 
         def watched_begin(orders: Any) -> bool:
             for step in orders.pushes:
@@ -54,7 +51,7 @@ class Measured:
                     self._kvb_pushes[step.transfer_id] = {str(g): list(b) for g, b in step.groups.items()}
             return bool(begin(orders))
 
-        half.results, half.pushing.begin = watched_results, watched_begin
+        half._reporting.note, half.pushing.begin = watched_note, watched_begin  # noqa: SLF001
         return True
 
     def kvb_fill(self, poisoned: bool) -> int:

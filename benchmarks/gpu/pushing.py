@@ -105,6 +105,8 @@ def _once(fleet: Fleet, pair: Pair, mode: Mode, note: str, tokens: int = 0, what
     moves = [one for engine in pair.engines for worker in ask_workers(engine, "kvb_moves") for one in worker]
     loads = [one for worker in ask_workers(pair.decode, "kvb_loads") for one in worker]
     times = _times(moves, loads)
+    if loads:
+        times["answer_to_reported"] = max(one["at"] for one in loads) - asked.prefilled_at
     if "part_before_end" in times:
         shown = {name: round(value, 5) if isinstance(value, float) else value for name, value in times.items()}
         fleet.report.say(f"{pair.spec.name} {mode} {tokens} {note}: {shown}")
@@ -116,7 +118,6 @@ def _once(fleet: Fleet, pair: Pair, mode: Mode, note: str, tokens: int = 0, what
         prefill=asked.prefilled.total_seconds,
         first_token=asked.decoded.first_token_seconds,
         **record_fields(records(pair, asked.handed_over, pair.spec.tp[1])),
-        answer_to_reported=max((one["at"] for one in loads), default=0.0) - asked.prefilled_at,
         **times,
     )
 

@@ -158,14 +158,14 @@ def besides(lines: Sequence[Line]) -> str:
     keys = (devices_of, "eager", "way", "tokens")
     return table(
         ("where", "steps", "backend", "tokens", "alone", "to be pulled", "pushed", "over alone", "gone before its end",
-         "its end to the load's", "prefiller's answer to the decoder's"),
+         "its end to the last byte", "prefiller's answer to the decoder's"),
         (
             (
                 where, "eager" if eager else "graphs", way, tokens,
                 *(ms(median_of(some, name)) for name in ("alone", "pulled", "pushed")),
                 ratio(median_of(some, "pushed"), median_of(some, "alone")),
                 "" if part is None else f"{100 * part:.1f} %",
-                ms(median_of(watched, "end_to_reported")),
+                ms(median_of(watched, "end_to_last")),
                 ms(median_of(some, "after_prefill")),
             )
             for (where, eager, way, tokens), some in groups(lines, "beside", keys).items()

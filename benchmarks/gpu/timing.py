@@ -57,15 +57,22 @@ def firsts(fleet: Fleet, running: Sequence[Pair], mode: Mode, tokens: int, round
     """A first request of each pair and later ones right after it, one pair after the other.
 
     An engine that has just started, or that rested, is slower at anything; so both compute prompts of this length until
-    the first request comes.
+    the first request comes. They are asked as it is, since the first question of its kind has a host import `SERVE`.
     """
     for pair in running:
         tried(fleet, pair, "introduce", functools.partial(introduce, fleet, pair))
-        tried(fleet, pair, "warm", functools.partial(_warm, fleet, pair, [tokens] * WARM_PROMPTS))
+        tried(fleet, pair, "warm", functools.partial(_warm_as_asked, fleet, pair, tokens))
         for number in range(rounds + 1):
             note = "later" if number else "first"
             work = functools.partial(_first, fleet, pair, mode, tokens, note)
             tried(fleet, pair, f"{mode} {tokens} {note}", work)
+
+
+def _warm_as_asked(fleet: Fleet, pair: Pair, tokens: int) -> None:
+    for _ in range(WARM_PROMPTS):
+        for engine in pair.engines:
+            _split(engine, "warm", fresh(tokens), None)
+    fleet.report.say(f"{pair.spec.name}: warm")
 
 
 def introduce(fleet: Fleet, pair: Pair) -> None:

@@ -11,6 +11,11 @@ import pytest
 from kvd.backends.contract import State, Transfer
 from kvd.geometry.model import Axis, Field, Group, Layer, Page, Region, WorkerGeometry
 from kvd.geometry.rank import Rank
+from kvd.worker.cause import Cause
+from kvd.worker.load import Load, LoadTimes
+from kvd.worker.orders import LoadOrder
+from kvd.worker.remote import RemotePrefill
+from kvd.worker.reporting import Reporting
 
 pytest.importorskip("torch")
 from benchmarks.gpu import in_worker
@@ -20,25 +25,34 @@ MEMORY = np.arange(4 * 8, dtype=np.int16).reshape(4, 8)
 
 
 def half() -> Any:
-    """The worker's half with one load that has ended."""
+    """A worker's half without loads."""
     page = Page(16, (Field("k", "int16", 2, 0, (Axis("token", 0, 8, 1, 2),), ()),))
     group = Group(0, "full", 8, (Layer("layer", page, 0, 0, 16),))
     geometry = WorkerGeometry(Rank(), 4, (Region(MEMORY.ctypes.data, MEMORY.nbytes),), (group,))
-    order = SimpleNamespace(request_id="r", groups={0: (0, (2, 1))}, tokens=12)
-    return SimpleNamespace(
-        geometry=geometry,
-        _begun={"r": SimpleNamespace(order=order)},
-        results=lambda: SimpleNamespace(received={"r"}, failed=set()),
-        pushing=SimpleNamespace(begin=lambda _: True),
-    )
+    pushing = SimpleNamespace(begin=lambda _: True)
+    return SimpleNamespace(geometry=geometry, _reporting=Reporting(), pushing=pushing)
 
 
-def test_a_load_is_summed_up_when_it_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def ended(name: str, cause: Cause | None = None) -> Load:
+    """A load of a request that has ended."""
+    prefill = RemotePrefill(
+        engine_id="p", request_id=name, generation="g", host="p", port=1, tokens=12,
+        blocks=((2, 1),), first_blocks=(0,), lease_seconds=0.0, lease_opened=0.0,
+    )  # fmt: skip
+    order = LoadOrder(name, prefill, {0: (0, (2, 1))}, tokens=12, seconds=1.0, claimed=0.0)
+    return Load(order, LoadTimes(0.0), deadline=1.0, cause=cause)
+
+
+def test_a_load_is_summed_up_before_it_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     found = half()
     monkeypatch.setattr(in_worker, "_connector", lambda: SimpleNamespace(_worker=found))
     worker = in_worker.Measured()
     assert worker.kvb_watch(sums=True)
-    assert found.results().received == {"r"}
+    reporting = found._reporting
+    reporting.note(ended("r"))
+    reporting.note(ended("missed", Cause("not in time", "TOO_LATE")))
+    early, _ = reporting.tell_early()
+    assert (early, reporting.tell([]).received) == ({"r"}, {"missed"})
     (load,) = worker.kvb_loads()
     assert (load["request_id"], load["tokens"], load["spans"]) == ("r", 12, {"0": (0, 12)})
     assert load["sums"] == worker.kvb_sums({"0": [0, [2, 1]]}, {"0": [0, 12]})
