@@ -108,7 +108,9 @@ def _once(fleet: Fleet, pair: Pair, mode: Mode, note: str, tokens: int = 0, what
     if loads:
         times["answer_to_reported"] = max(one["at"] for one in loads) - asked.prefilled_at
     if "part_before_end" in times:
-        shown = {name: round(value, 5) if isinstance(value, float) else value for name, value in times.items()}
+        shown = {
+            name: round(value, 5) if isinstance(value, float) else value for name, value in times.items()
+        }
         fleet.report.say(f"{pair.spec.name} {mode} {tokens} {note}: {shown}")
     fleet.report.note(
         what,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
@@ -70,6 +71,7 @@ class InboxThread(Generic[Word]):
         self._bell = bell
         self._one_by_one = one_by_one
         self._inbox: queue.Queue[Word | None] = queue.Queue()
+        self._by: deque[Word] = deque()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -80,12 +82,12 @@ class InboxThread(Generic[Word]):
         self._put(word)
 
     def put_by(self, word: Word) -> None:
-        """Have this taken in the next round, whenever that is; where there is a bell it does not ring for it."""
-        self._inbox.put(word)
+        """Have this taken in the next round, whenever that is: it brings none about, and the thread may be `idle`."""
+        self._by.append(word)
 
     @property
     def idle(self) -> bool:
-        """Whether every word that was put in has been dealt with; never again after `stop`."""
+        """Whether every word that was `put` in has been dealt with; never again after `stop`."""
         return not self._inbox.unfinished_tasks
 
     @property
@@ -124,6 +126,8 @@ class InboxThread(Generic[Word]):
         try:
             if not self._take_words():
                 return False
+            while self._by:
+                self._rounds.take(self._by.popleft())
             self._rounds.turn()
         except Exception as error:
             log.exception("%s: unexpected error", self._what)

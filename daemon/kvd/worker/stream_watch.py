@@ -6,13 +6,12 @@ it once an event.
 
 from __future__ import annotations
 
-import queue
-import threading
 import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from kvd.shown import logger
+from kvd.worker.inbox_thread import InboxThread, Rounds
 from kvd.worker.stream_event import StreamEvent, wait_for
 
 log = logger(__name__)
@@ -27,35 +26,35 @@ class StreamWatch(Generic[What]):
         """``reached`` is told of each event, on the thread; also of one that could not be waited for."""
         self._name = name
         self._reached = reached
-        self._inbox: queue.Queue[tuple[StreamEvent, What] | None] = queue.Queue()
-        self._thread: threading.Thread | None = None
+        self._rounds = Rounds(lambda: None, self._wait, lambda: None, lambda _: None, lambda: None)
+        self._thread: InboxThread[tuple[StreamEvent, What]] | None = None
         self._closing = False
 
     def put(self, event: StreamEvent, what: What) -> None:
         """Tell of ``what`` when the device has come to the event. Called by one thread; never waits."""
+        if self._closing:
+            return
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-            self._thread.start()
-        self._inbox.put((event, what))
+            self._thread = InboxThread(self._name, "waiting for the device", self._rounds)
+        self._thread.put((event, what))
 
     def stop(self) -> None:
         """Tell of nothing more: begin that."""
         self._closing = True
-        self._inbox.put(None)
+        if self._thread is not None:
+            self._thread.stop()
 
     def join(self, until: float) -> bool:
         """Wait for the thread's end to time.monotonic() ``until``. False where the device does not let it end."""
-        if self._thread is None:
-            return True
-        self._thread.join(max(0.0, until - time.monotonic()))
-        return not self._thread.is_alive()
+        return self._thread is None or self._thread.join(until - time.monotonic())
 
-    def _run(self) -> None:
-        while (item := self._inbox.get()) is not None and not self._closing:
-            event, what = item
-            try:
-                wait_for(event)
-            except Exception:  # the device's; whoever is told meets it when they ask
-                log.exception("waiting for the device")
-            if not self._closing:
-                self._reached(what)
+    def _wait(self, item: tuple[StreamEvent, What]) -> None:
+        event, what = item
+        if self._closing:
+            return
+        try:
+            wait_for(event)
+        except Exception:  # the device's; whoever is told meets it when they ask
+            log.exception("waiting for the device")
+        if not self._closing:
+            self._reached(what)

@@ -114,3 +114,14 @@ def test_with_a_bell_that_wakes_it_too() -> None:
     owner.thread.put("a")
     assert owner.next(2) == ["a", "turn"]
     owner.end()
+
+
+def test_a_word_put_in_by_the_way_brings_no_round_about() -> None:
+    owner = Owner()
+    owner.thread.put("a")
+    assert owner.next(3) == ["begin", "a", "turn"]
+    owner.thread.put_by("b")
+    eventually(lambda: owner.thread.idle)
+    owner.thread.put("c")
+    assert owner.next(3) == ["c", "b", "turn"]
+    owner.end()

@@ -111,7 +111,7 @@ class Outgoing:
                     transfer.note(Milestone((layer,), transfer.step.reached, ready))
                 by_layer = self._wakes(self._now, by_layer=True)
             if marks:
-                wakes = self._mark(ready)
+                wakes = self._note_mark(ready)
         _wake(by_layer, urgent=False)
         _wake(wakes)
 
@@ -354,7 +354,7 @@ class Outgoing:
         """Of what the step computes that which is not over."""
         return [self._transfers[name] for name in names if name in self._transfers]
 
-    def _mark(self, ready: StreamEvent | None) -> list[Wake]:
+    def _note_mark(self, ready: StreamEvent | None) -> list[Wake]:
         """The step has computed all layers that it passed, of the prompts that it completes."""
         layers, self._marked = tuple(self._passed[self._marked :]), len(self._passed)
         for transfer in self._running(self._completed):
