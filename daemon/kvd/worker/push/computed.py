@@ -381,7 +381,7 @@ class Outgoing:
         """The device has come to an event of these: on the thread that waits for it."""
         with self._lock:
             owed = [found for name in transfers for found in self._owed.get(name, {}).values()]
-            wakes = [found.wake for found in owed if not found.by_layer]
+            wakes = [found.wake for found in owed if found.waiting and not found.by_layer]
         _wake(dict.fromkeys(wakes))
 
     def _wakes(self, transfers: Iterable[str], *, by_layer: bool = False) -> list[Wake]:

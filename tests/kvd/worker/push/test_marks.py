@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Iterator
 
@@ -187,6 +188,20 @@ def test_who_reads_is_woken_when_the_device_is_there_and_asks_nothing_before() -
     assert found == [([32, 32], ["a"]), ([40, 32], ["a"])]
     here.stop()
     device.events[2].set()
+    assert here.join(1e9)
+
+
+def test_who_has_declined_is_not_woken_for_what_the_device_does() -> None:
+    device, woken = Device(), queue.Queue[str]()
+    here = Outgoing(device.record)
+    for decoder in ("declined", "d"):
+        here.announced("x", decoder, Rank(), lambda decoder=decoder, **_: woken.put(decoder), by_layer=False)
+    here.begin([FIRST], [])
+    here.stepped(("a", "b"))
+    here.settled("x", "declined", Rank())
+    device.events[0].set()
+    assert woken.get(timeout=10) == "d"
+    here.stop()
     assert here.join(1e9)
 
 
