@@ -69,7 +69,7 @@ def compile_blocks(
     Arguments and errors as of `compile_plan`. Where a grid's cells cannot be numbered it is `compile_request`, as no
     other lane could take over what is copied.
     """
-    if not all(grid.numbered for grid, _ in plan.grids.values()):
+    if not plan.numbered:
         return compile_request(plan, local, remote, tokens=tokens)
     found: dict[int, list[PairedBlocks]] = {}
     for paired in pair_blocks(plan, local, remote, tokens, ordered=False):
@@ -87,7 +87,7 @@ def compile_blocks(
             for paired in picked
         )
         nbytes = sum(paired.read.bytes_per_block * len(paired.mine) for paired in picked)
-        copies[position] = Copies(selection=BlockSelection(grid, parts, nbytes), picked=picked)
+        copies[position] = Copies(selection=BlockSelection(grid, parts, nbytes, inside=True), picked=picked)
     return copies
 
 

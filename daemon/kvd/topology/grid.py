@@ -86,12 +86,14 @@ class BlockSelection:
     """Blocks of a grid to copy, row by row: what a `Selection` is without an entry for each cell.
 
     A lane that can work with blocks takes ``parts``. Any other finds in ``local`` and ``remote`` the cells that they
-    stand for; only a grid that is ``numbered`` has those.
+    stand for; only a grid that is ``numbered`` has those. ``inside``: whoever made it has seen that all its rows and
+    blocks are of the grid.
     """
 
     grid: Grid
     parts: tuple[RowBlocks, ...]
     nbytes: int
+    inside: bool = False
 
     def __len__(self) -> int:
         """Number of cells."""

@@ -48,18 +48,14 @@ def pair_blocks(
 
     Blocks that are not ``ordered`` stay in the order in which they were given, for who looks for no runs.
     """
-    counts = {
-        index: _counts(index, blocks) if ordered else _distinct(index, blocks, plan.local_blocks)
-        for index, blocks in local.items()
-    }
+    if not ordered:
+        yield from _as_given(plan, local, remote, tokens)
+        return
+    counts = {index: _counts(index, blocks) for index, blocks in local.items()}
     for read in plan.reads:
         if read.group not in local:
             continue
-        if read.remote_group not in remote:
-            raise BlockMismatch(
-                f"no blocks given for remote group {read.remote_group}, which group {read.group} reads from"
-            )
-        mine, theirs = read_pairs(plan, read, local[read.group], remote[read.remote_group], tokens)
+        mine, theirs = read_pairs(plan, read, local[read.group], _remote(read, remote), tokens)
         if not len(mine):
             continue
         if counts[read.group] == "down":
@@ -67,11 +63,42 @@ def pair_blocks(
         elif counts[read.group] == "mixed":
             order = mine.argsort()
             mine, theirs = mine[order], theirs[order]
-        if (mine[0] < 0 or mine[-1] >= plan.local_blocks) if ordered else largest(mine) >= plan.local_blocks:
+        if mine[0] < 0 or mine[-1] >= plan.local_blocks:
             raise _out_of_range(mine, plan.local_blocks, "local", read.group)
         if largest(theirs) >= plan.remote_blocks[read.remote]:
             raise _out_of_range(theirs, plan.remote_blocks[read.remote], "remote", read.remote_group)
         yield PairedBlocks(read, mine, theirs)
+
+
+def _as_given(
+    plan: Plan, local: Mapping[int, BlockList], remote: Mapping[int, BlockList], tokens: int
+) -> Iterator[PairedBlocks]:
+    """`pair_blocks` that are not ordered. What holds of all of a group's ids is looked at once for all reads."""
+    largest_local = {index: _distinct(index, blocks) for index, blocks in local.items()}
+    largest_remote: dict[int, int] = {}
+    for read in plan.reads:
+        group, other, count = read.group, read.remote_group, plan.remote_blocks[read.remote]
+        if group not in local:
+            continue
+        theirs = _remote(read, remote)
+        here, there = read_pairs(plan, read, local[group], theirs, tokens)
+        if not len(here):
+            continue
+        if largest_local[group] >= plan.local_blocks and largest(here) >= plan.local_blocks:
+            raise _out_of_range(here, plan.local_blocks, "local", group)
+        if other not in largest_remote:
+            largest_remote[other] = largest(theirs.ids)
+        if largest_remote[other] >= count and largest(there) >= count:
+            raise _out_of_range(there, count, "remote", other)
+        yield PairedBlocks(read, here, there)
+
+
+def _remote(read: Read, remote: Mapping[int, BlockList]) -> BlockList:
+    if read.remote_group not in remote:
+        raise BlockMismatch(
+            f"no blocks given for remote group {read.remote_group}, which group {read.group} reads from"
+        )
+    return remote[read.remote_group]
 
 
 def in_order(paired: PairedBlocks) -> PairedBlocks:
@@ -155,11 +182,14 @@ def _given(read: Read, first: int, last: int, remote: BlockList, size: int) -> N
         )
 
 
-def _distinct(index: int, blocks: BlockList, count: int) -> Literal["any"]:
-    """Raise `BlockMismatch` for an id that is given twice; there should be ``count`` blocks."""
-    if not distinct(blocks.ids, count):
+def _distinct(index: int, blocks: BlockList) -> int:
+    """The largest id, as `largest` has it; -1 of no ids. Raises `BlockMismatch` for one that is given twice."""
+    if not len(blocks.ids):
+        return -1
+    most = largest(blocks.ids)
+    if not distinct(blocks.ids, most):
         _counts(index, blocks)
-    return "any"
+    return most
 
 
 def _counts(index: int, blocks: BlockList) -> Literal["up", "down", "mixed"]:

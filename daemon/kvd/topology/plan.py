@@ -55,6 +55,11 @@ class Plan:
         """By position of the remote worker: its reads as one grid, and the cells of each read (by its id)."""
         return {position: self._grid(position) for position in self.sources}
 
+    @cached_property
+    def numbered(self) -> bool:
+        """Whether 32 bits number the cells of all `grids`."""
+        return all(grid.numbered for grid, _ in self.grids.values())
+
     def _grid(self, position: int) -> tuple[Grid, dict[int, Cells]]:
         reads = [read for read in self.reads if read.remote == position]
         counts = [len(read.rows) for read in reads]

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-import numpy as np
-
 from kvd.geometry.model import WorkerGeometry
 from kvd.geometry.rank import Rank
 from kvd.topology.blocks import BlockList
+from kvd.topology.columns import column_of
 from kvd.worker.cause import Cause
 from kvd.worker.remote import RemotePrefill
 
@@ -25,10 +24,7 @@ def plain(lists: Mapping[int, BlockList]) -> dict[int, Blocks]:
 
 def block_lists(groups: Mapping[int, Blocks]) -> dict[int, BlockList]:
     """What `plain` was given."""
-    return {
-        index: BlockList(first=first, ids=np.fromiter(ids, np.int64, len(ids)))
-        for index, (first, ids) in groups.items()
-    }
+    return {index: BlockList(first=first, ids=column_of(ids)) for index, (first, ids) in groups.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Annotated
 
 import msgspec
-import numpy as np
 
 from kvd.topology.blocks import BlockList
+from kvd.topology.columns import column_of
 
 LONGEST_NAME = 512
 """Most characters of a transfer id and an engine id, as in kvd."""
@@ -40,7 +40,7 @@ class RemotePrefill(msgspec.Struct, frozen=True, kw_only=True):
     def block_lists(self) -> dict[int, BlockList]:
         """The prefiller's blocks by group index."""
         return {
-            group: BlockList(first=first, ids=np.fromiter(ids, np.int64, len(ids)))
+            group: BlockList(first=first, ids=column_of(ids))
             for group, (first, ids) in enumerate(zip(self.first_blocks, self.blocks, strict=True))
         }
 

@@ -132,7 +132,7 @@ class CopyEngine:
         torch = self._torch
         host = torch.empty(size, dtype=torch.uint8, pin_memory=True)
         there = torch.empty(size, dtype=torch.uint8, device=self._device)
-        with self.launcher.current():
+        with self.launcher:
             events = self.launcher.event(), self.launcher.event()
         return _Slot(*events, (host, there), size, int(host.data_ptr()), int(there.data_ptr()))
 
@@ -168,7 +168,7 @@ class _Launched:
         if self.slot is None:
             return True
         launcher = self.engine.launcher
-        with launcher.current():
+        with launcher:
             if not launcher.happened(self.slot.end):
                 return False
             self.taken = launcher.seconds(self.slot.begun, self.slot.end)
@@ -195,6 +195,7 @@ class CudaCopier:
         self._engine = shared
         self._device = torch.device("cuda", shared.ordinal)
         self._programs = programs
+        self._arguments = Arguments()
         with torch.cuda.device(self._device):
             self._stream = torch.cuda.Stream(self._device, priority=0)
         self._queue = int(self._stream.cuda_stream)
@@ -233,13 +234,13 @@ class CudaCopier:
         programs = max(1, min(self._programs, job.tiles))
         kept, at = table
         words = slot.there
-        with launcher.current():
+        with launcher:
             launcher.record(slot.begun, queue)
             if job.tiles:
                 launcher.upload(words, slot.at, size, queue)
                 if kernel := self._engine.kernels.get(job.shape):
-                    arguments = Arguments(
-                        words + at if kept is None else int(kept.data_ptr()),
+                    arguments = self._arguments.put(
+                        words + at if kept is None else kept.data_ptr(),
                         words,
                         len(rows),
                         job.segments,

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from kvd.backends.cuda.driver import call, context, current, failed, holding
+from kvd.backends.cuda.driver import call, context, failed, holding
 
 _NOT_READY = 600
 _INVALID_VALUE = 1
@@ -40,7 +39,10 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
 
 
 class Arguments(ctypes.Structure):
-    """What `kvd.backends.direct.cuda.kernel.gather` takes, in its order; Triton's compiler adds ``scratch``."""
+    """What `kvd.backends.direct.cuda.kernel.gather` takes, in its order; Triton's compiler adds ``scratch``.
+
+    Made once and set for each launch, which has taken them when it returns.
+    """
 
     _fields_ = (
         ("table", _u64),
@@ -50,6 +52,18 @@ class Arguments(ctypes.Structure):
         ("tiles", ctypes.c_int32),
         ("scratch", _u64 * 2),
     )
+
+    def __init__(self) -> None:
+        """All are 0."""
+        super().__init__()
+        start = ctypes.addressof(self)
+        self.places = (_ptr * len(_OFFSETS))(*(start + offset for offset in _OFFSETS))
+
+    def put(self, table: int, words: int, rows: int, segments: int, tiles: int) -> Arguments:
+        """Set them."""
+        self.table, self.words = table, words
+        self.rows, self.segments, self.tiles = rows, segments, tiles
+        return self
 
 
 _SIZES = (8, 8, 4, 4, 4)
@@ -76,11 +90,19 @@ class Launcher:
             BackendError: as `kvd.backends.cuda.driver.context`.
         """
         self._context = context(ordinal) if library is None else _ptr(0)
-        self._cuda = library or _library()
+        self._cuda = cuda = library or _library()
+        self._push, self._pop = cuda.cuCtxPushCurrent_v2, cuda.cuCtxPopCurrent_v2
+        self._record, self._query = cuda.cuEventRecord, cuda.cuEventQuery
+        self._upload, self._launch = cuda.cuMemcpyHtoDAsync_v2, cuda.cuLaunchKernel
+        self._popped = ctypes.byref(_ptr())
 
-    def current(self) -> AbstractContextManager[None]:
-        """The context in which all others are to be called."""
-        return current(self._cuda, self._context)
+    def __enter__(self) -> None:
+        """Make the context current in which all other calls are to be made."""
+        self._check("cuCtxPushCurrent_v2", self._push(self._context))
+
+    def __exit__(self, *_: object) -> None:
+        """Have the one from before again."""
+        self._check("cuCtxPopCurrent_v2", self._pop(self._popped))
 
     def event(self) -> int:
         """A new event."""
@@ -90,14 +112,15 @@ class Launcher:
 
     def record(self, event: int, stream: int) -> None:
         """Have the event happen when the stream has come this far."""
-        self._call("cuEventRecord", event, stream)
+        self._check("cuEventRecord", self._record(event, stream))
 
     def happened(self, event: int) -> bool:
         """Whether it has."""
-        number = int(self._cuda.cuEventQuery(event))
-        if number not in (0, _NOT_READY):
-            raise failed(self._cuda, "cuEventQuery", number)
-        return number == 0
+        number = self._query(event)
+        if number == _NOT_READY:
+            return False
+        self._check("cuEventQuery", number)
+        return True
 
     def seconds(self, first: int, last: int) -> float:
         """Between two events that have happened."""
@@ -107,22 +130,13 @@ class Launcher:
 
     def upload(self, to: int, source: int, size: int, stream: int) -> None:
         """Copy pinned memory of the host to the device."""
-        self._call("cuMemcpyHtoDAsync_v2", to, source, size, stream)
+        self._check("cuMemcpyHtoDAsync_v2", self._upload(to, source, size, stream))
 
     def launch(self, kernel: Kernel, programs: int, arguments: Arguments, stream: int) -> None:
         """Launch so many programs."""
-        at = ctypes.addressof(arguments)
-        pointers = (_ptr * len(_OFFSETS))(*(at + offset for offset in _OFFSETS))
-        self._call(
-            "cuLaunchKernel",
-            kernel.function,
-            *(programs, 1, 1),
-            *(kernel.threads, 1, 1),
-            kernel.shared,
-            stream,
-            pointers,
-            None,
-        )
+        threads, shared, places = kernel.threads, kernel.shared, arguments.places
+        number = self._launch(kernel.function, programs, 1, 1, threads, 1, 1, shared, stream, places, None)
+        self._check("cuLaunchKernel", number)
 
     def kernel(self, compiled: Any) -> Kernel:
         """What Triton compiled and loaded, if its parameters are what `launch` gives them.
@@ -154,6 +168,10 @@ class Launcher:
 
     def _call(self, name: str, *arguments: Any) -> None:
         call(self._cuda, name, *arguments)
+
+    def _check(self, name: str, number: int) -> None:
+        if number:
+            raise failed(self._cuda, name, number)
 
 
 @functools.cache

@@ -32,6 +32,7 @@ SEGMENT_WORDS = 8
 """Words of a segment: its first tile, its pieces, pieces of a cell, blocks, first row, rows from one to the next. Then
 come where the local block ids stand among all words, and how many words after them the remote ones do."""
 _MOST = 1 << 31
+_NARROW_IN_WIDE = WIDTHS[0] // WIDTHS[-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +147,7 @@ def job_of_blocks(rows: Rows, selection: BlockSelection) -> Job:
     Raises:
         TransferRefused: columns of unequal length, rows or blocks that the grid lacks, more than a launch takes.
     """
+    parts = []
     for part in selection.parts:
         here, there = len(part.mine), len(part.theirs)
         if here != there:
@@ -157,8 +159,11 @@ def job_of_blocks(rows: Rows, selection: BlockSelection) -> Job:
                 f"rows {part.first_row}..{part.first_row + part.rows - 1} picked of a grid of {len(rows)}",
                 backend=NAME,
             )
-    parts = [part for part in selection.parts if len(part.mine)]
-    job = _job(rows, [(rows.alike(part.first_row, part.rows), part.mine, part.theirs) for part in parts])
+        if here:
+            parts.append((rows.alike(part.first_row, part.rows), part.mine, part.theirs))
+    job = _job(rows, parts)
+    if selection.inside:
+        return job
     ids = job.words[SEGMENT_WORDS * job.segments :]
     half = len(ids) // 2
     for found, count, side in (
@@ -223,6 +228,8 @@ def _job(rows: Rows, parts: Sequence[tuple[Sequence[Alike], Int32, Int32]]) -> J
 
 def _width(groups: Sequence[tuple[Alike, int]]) -> int:
     """The widest pieces that do not waste too much, of alike rows in so many blocks."""
+    if all(alike.pieces % _NARROW_IN_WIDE == 0 for alike, _ in groups):
+        return WIDTHS[0]
     covered = {
         width: sum(alike.per(width) * alike.rows * blocks for alike, blocks in groups) * width
         for width in WIDTHS

@@ -91,8 +91,8 @@ def compiled(**metadata: Any) -> Any:
 def test_a_kernel_gets_its_arguments_in_order() -> None:
     library = MadeUpLibrary()
     launcher = Launcher(0, library)
-    with launcher.current():
-        launcher.launch(Kernel(77, 64, 256), 5, Arguments(1 << 40, 1 << 41, 3, 4, 5), 9)
+    with launcher:
+        launcher.launch(Kernel(77, 64, 256), 5, Arguments().put(1 << 40, 1 << 41, 3, 4, 5), 9)
     assert library.launched == {
         "function": 77,
         "grid": (5, 1, 1),
@@ -130,7 +130,7 @@ def test_a_kernel_with_other_parameters_is_not_launched(
 def test_an_error_has_the_drivers_words_and_leaves_no_context() -> None:
     library = MadeUpLibrary(fails={"cuEventRecord": 700})
     launcher = Launcher(0, library)
-    with pytest.raises(CudaError, match=r"cuEventRecord: made up \(700\)"), launcher.current():
+    with pytest.raises(CudaError, match=r"cuEventRecord: made up \(700\)"), launcher:
         launcher.record(1, 2)
     assert library.depth == 0
 
@@ -155,7 +155,7 @@ class MadeUpEngine:
 
 def copier(engine: Any) -> CudaCopier:
     made = CudaCopier.__new__(CudaCopier)
-    made._engine, made._queue, made._programs = engine, 9, 64
+    made._engine, made._queue, made._programs, made._arguments = engine, 9, 64, Arguments()
     made._stream = SimpleNamespace(synchronize=lambda: None)
     return made
 
