@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from kvd.backends.cuda.driver import CudaError
-from kvd.backends.direct.cuda.tables import SEGMENT_WORDS, Job, Rows
+from kvd.backends.direct.cuda.tables import SEGMENT_WORDS, WASTE, Job, Rows
 from kvd.backends.direct.memfd import Backing, MemfdView
 from kvd.geometry.model import Region
 
@@ -122,6 +122,7 @@ class MadeUpFlight:
 class MadeUpCopier:
     """Copies when it is asked whether it has; with ``held`` not before it is let go."""
 
+    waste: float = WASTE
     held: bool = False
     kept: list[Rows] = field(default_factory=list)
     flights: list[MadeUpFlight] = field(default_factory=list)

@@ -38,14 +38,14 @@ class DirectOptions(msgspec.Struct, frozen=True):
 
     ``memfd``: let vLLM's KV memory on CPUs be memory that peers can map (kvd.vllm.memory.pool does it). Where it is
     not, and Yama restricts who may read a process, ``allow_readers`` tells Yama to admit any process to this one that
-    all other rules admit. ``ctas`` is how many thread blocks a copy between GPUs takes at most: what fills the link in
-    as few as can be, since they take their share of the device while they run. ``copy_threads`` is how many threads
-    copy a large read of host memory (`kvd.backends.split_lane`).
+    all other rules admit. ``ctas`` is how many thread blocks a copy between GPUs takes at most, since they take their
+    share of the device while they run; 0, the default, is what fills the link in as few as can be, which depends on the
+    kernel. ``copy_threads`` is how many threads copy a large read of host memory (`kvd.backends.split_lane`).
     """
 
     memfd: YesOrNo = True
     allow_readers: YesOrNo = True
-    ctas: ThreadBlocks = 64
+    ctas: ThreadBlocks = 0
     copy_threads: CopyThreads = 2
 
 

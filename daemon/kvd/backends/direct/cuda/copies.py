@@ -14,10 +14,13 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from kvd.backends.direct.cuda.launch import Arguments, Kernel, Launcher
-from kvd.backends.direct.cuda.tables import SHAPES, Job, Rows, Shape, job_of_descriptors
+from kvd.backends.direct.cuda import bulk
+from kvd.backends.direct.cuda.launch import TRITON_BLOCKS, Arguments, Kernel, Launcher
+from kvd.backends.direct.cuda.tables import SHAPES, WASTE, Job, Rows, Shape, job_of_blocks, rows_of
 from kvd.backends.errors import BackendError
-from kvd.topology.descriptors import Descriptors
+from kvd.backends.regions import RegisteredMemory
+from kvd.geometry.model import Region
+from kvd.topology.grid import BlockSelection, Grid, RowBlocks
 
 CLOSE_S = 10.0
 """How long a lane that is closed waits for its copies, which end by themselves in milliseconds."""
@@ -29,7 +32,10 @@ _STAGED = 256 << 10
 """Bytes that a slot has room for at first: the cells of 2 GiB in pieces of 64 KiB."""
 _SLOTS = 2
 _ALIGNED = 256
-_PROBE = 4096
+_PROBED = 100
+"""Blocks of the first copy: more pieces than a thread block finds at a time, and than its ring holds."""
+_PROBED_ROWS = (3 << 14, (1 << 14) - 16)
+_PROBE_BLOCKS = 2
 
 _log = logging.getLogger(__name__)
 
@@ -59,7 +65,11 @@ def wait_over(flight: Flight, until: float, otherwise: str, *, backend: str) -> 
 
 
 class Copier(Protocol):
-    """What a lane needs of a device."""
+    """What a lane needs of a device. ``waste`` is of its kernel, as `kvd.backends.direct.cuda.tables.WASTE`."""
+
+    @property
+    def waste(self) -> float:
+        """What wide pieces may cover beyond the bytes that are there, see `job_of_blocks`."""
 
     def keep(self, rows: Rows) -> Any:
         """The rows on the device, for any number of `begin`."""
@@ -86,7 +96,8 @@ class _Slot:
 class CopyEngine:
     """What all copiers of one device share: kernels, and slots that were made before a request waits for them.
 
-    ``kernels`` is empty where this Triton's kernels can only be launched by itself.
+    ``kernels`` has none of Triton's where these can only be launched by itself. Those of wide pieces are bulk copies
+    where the device and NVRTC have them. ``waste`` is of the kernel for those.
     """
 
     def __init__(self, ordinal: int) -> None:
@@ -100,6 +111,7 @@ class CopyEngine:
         self.ordinal = ordinal
         self.launcher = Launcher(ordinal)
         self.kernels: dict[Shape, Kernel] = {}
+        self.waste = WASTE
         self._torch = torch
         self._device = torch.device("cuda", ordinal)
         self._free: list[_Slot] = []
@@ -113,6 +125,21 @@ class CopyEngine:
             _log.warning("direct reads are launched by Triton, which takes longer: %s", error)
             self.kernels = {}
             self._prove()
+        self._take_bulk()
+
+    def _take_bulk(self) -> None:
+        """Have wide pieces be bulk copies, if that gives the bytes that it should."""
+        capability = self._torch.cuda.get_device_capability(self._device)
+        if capability < bulk.LEAST_CAPABILITY:
+            return
+        before = dict(self.kernels)
+        try:
+            self.kernels[bulk.SHAPE] = bulk.kernel(self.launcher, capability)
+            self.waste = bulk.WASTE
+            self._prove()
+        except (OSError, ValueError, AttributeError, RuntimeError) as error:
+            _log.warning("direct reads are copied by Triton's kernel, which is slower than bulk copies: %s", error)
+            self.kernels, self.waste = before, WASTE
 
     def take(self, size: int) -> _Slot:
         """A slot with room for ``size`` bytes."""
@@ -137,19 +164,31 @@ class CopyEngine:
         return _Slot(*events, (host, there), size, int(host.data_ptr()), int(there.data_ptr()))
 
     def _prove(self) -> None:
-        """Copy something, and raise RuntimeError where that does not give the bytes that it should."""
+        """Copy blocks of rows of several lengths, and raise RuntimeError where other bytes than these are changed."""
         torch = self._torch
-        source = torch.arange(_PROBE, dtype=torch.int64, device=self._device)
-        target = torch.zeros_like(source)
+        starts, stride = (0, _PROBED_ROWS[0] + 16), sum(_PROBED_ROWS) + 32
+        source = torch.arange(1, _PROBED * stride // 8 + 1, dtype=torch.int64, device=self._device)
+        target, wanted = torch.zeros_like(source), torch.zeros_like(source)
+        blocks = [np.random.default_rng(seed).permutation(_PROBED)[:-1].astype(np.int32) for seed in (1, 2)]
+        mine, theirs = (torch.from_numpy(ids.astype(np.int64)).to(self._device) for ids in blocks)
+        for start, length in zip(starts, _PROBED_ROWS, strict=True):
+            words = slice(start // 8, (start + length) // 8)
+            wanted.view(_PROBED, -1)[mine, words] = source.view(_PROBED, -1)[theirs, words]
         torch.cuda.current_stream(self._device).synchronize()
-        length = _PROBE * 8 - 16
-        columns = (target.data_ptr(), source.data_ptr() + 16, length)
-        rows, job = job_of_descriptors(Descriptors(*(np.array([value], np.int64) for value in columns)))
-        copier = CudaCopier(self, 2)
-        flight = copier.begin(rows, None, job)
-        copier.settle()
-        if not flight.done() or not bool((target[:-2] == source[2:]).all()) or int(target[-2:].sum()):
-            raise RuntimeError("the kernel copies other bytes than it should")
+        places = [memory.data_ptr() + np.array(starts, np.int64) for memory in (target, source)]
+        apart = np.full(2, stride, np.int64)
+        grid = Grid(*places, np.array(_PROBED_ROWS, np.int64), apart, apart, _PROBED, _PROBED)
+        sides = [RegisteredMemory([Region(one.data_ptr(), one.nbytes)]) for one in (target, source)]
+        rows = rows_of(grid, *sides)
+        selection = BlockSelection(grid, (RowBlocks(0, 2, *blocks),), sum(_PROBED_ROWS) * len(blocks[0]))
+        copier = CudaCopier(self, _PROBE_BLOCKS)
+        for kept in (copier.keep(rows), None):
+            target.zero_()
+            torch.cuda.current_stream(self._device).synchronize()
+            flight = copier.begin(rows, kept, job_of_blocks(rows, selection, self.waste))
+            copier.settle()
+            if not flight.done() or not bool((target == wanted).all()):
+                raise RuntimeError("the kernel copies other bytes than it should")
 
 
 @functools.cache
@@ -185,7 +224,7 @@ class CudaCopier:
     """Launches kernels on one device, on a stream of its own; used from one thread at a time.
 
     The stream has the lowest priority there is, which is also the default one: what keeps the kernel from slowing
-    others down is ``programs``, the number of its thread blocks.
+    others down is ``programs``, the number of its thread blocks; 0 is what suits the kernel.
     """
 
     def __init__(self, shared: CopyEngine, programs: int) -> None:
@@ -199,6 +238,11 @@ class CudaCopier:
         with torch.cuda.device(self._device):
             self._stream = torch.cuda.Stream(self._device, priority=0)
         self._queue = int(self._stream.cuda_stream)
+
+    @property
+    def waste(self) -> float:
+        """As `CopyEngine`."""
+        return self._engine.waste
 
     def keep(self, rows: Rows) -> Any:
         """The table on the device: once for a plan, and waited for."""
@@ -231,14 +275,15 @@ class CudaCopier:
 
     def _launch(self, slot: _Slot, size: int, table: tuple[Any | None, int], rows: Rows, job: Job) -> None:
         launcher, queue = self._engine.launcher, self._queue
-        programs = max(1, min(self._programs, job.tiles))
+        kernel = self._engine.kernels.get(job.shape)
+        programs = min(self._programs or (kernel.blocks if kernel else TRITON_BLOCKS), max(1, job.tiles))
         kept, at = table
         words = slot.there
         with launcher:
             launcher.record(slot.begun, queue)
             if job.tiles:
                 launcher.upload(words, slot.at, size, queue)
-                if kernel := self._engine.kernels.get(job.shape):
+                if kernel:
                     arguments = self._arguments.put(
                         words + at if kept is None else kept.data_ptr(),
                         words,

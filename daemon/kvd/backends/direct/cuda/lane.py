@@ -83,7 +83,8 @@ class CudaLane(EngineLane[CudaPeer, _Launch]):
         """Launch a kernel that reads."""
         known = self._peers[peer]
         self._readable(peer, known, operation)
-        rows, job = job_of_descriptors(checked(descriptors, self._memory, known.source.memory, backend=NAME))
+        allowed = checked(descriptors, self._memory, known.source.memory, backend=NAME)
+        rows, job = job_of_descriptors(allowed, self._copier.waste)
         return self._launch(peer, known, (rows, None), job, (int(rows.lengths.sum()), len(rows)))
 
     def submit_selection(
@@ -105,7 +106,7 @@ class CudaLane(EngineLane[CudaPeer, _Launch]):
                 check_selection(selection, backend=NAME)
                 return self._submit(peer, selection.descriptors(), operation)
             kept = known.grids[selection.grid]
-            job = job_of_blocks(kept[0], selection)
+            job = job_of_blocks(kept[0], selection, self._copier.waste)
             return self._launch(peer, known, kept, job, (selection.nbytes, len(selection)))
 
     def _stop(self, reason: str) -> None:

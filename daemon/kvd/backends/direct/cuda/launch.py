@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kvd.backends.cuda.driver import call, context, failed, holding
@@ -17,6 +17,9 @@ from kvd.backends.cuda.driver import call, context, failed, holding
 _NOT_READY = 600
 _INVALID_VALUE = 1
 _WARP = 32
+_MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+TRITON_BLOCKS = 64
+"""Thread blocks of a copy by Triton's kernel: what fills NVLink in as few as can be."""
 _int, _float, _size, _u64, _ptr = (
     ctypes.c_int,
     ctypes.c_float,
@@ -34,12 +37,15 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuMemcpyHtoDAsync_v2": (_u64, _ptr, _size, _ptr),
     "cuFuncGetParamInfo": (_ptr, _size, _ptr, _ptr),
     "cuLaunchKernel": (_ptr, *(ctypes.c_uint,) * 7, _ptr, _ptr, _ptr),
+    "cuModuleLoadData": (_ptr, ctypes.c_char_p),
+    "cuModuleGetFunction": (_ptr, _ptr, ctypes.c_char_p),
+    "cuFuncSetAttribute": (_ptr, _int, _int),
     "cuGetErrorString": (_int, _ptr),
 }
 
 
 class Arguments(ctypes.Structure):
-    """What `kvd.backends.direct.cuda.kernel.gather` takes, in its order; Triton's compiler adds ``scratch``.
+    """What `kvd.backends.direct.cuda.kernel.gather` and ``bulk.cu`` take, in order; Triton's compiler adds ``scratch``.
 
     Made once and set for each launch, which has taken them when it returns.
     """
@@ -72,11 +78,15 @@ _OFFSETS = (0, 8, 16, 20, 24, 32, 40)
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A compiled kernel that was loaded: the driver's handle of it, bytes of shared memory and threads of a block."""
+    """A compiled kernel that was loaded: the driver's handle of it, bytes of shared memory and threads of a block.
+
+    ``blocks`` is how many thread blocks suit it.
+    """
 
     function: int
     shared: int
     threads: int
+    blocks: int = TRITON_BLOCKS
 
 
 class Launcher:
@@ -137,6 +147,19 @@ class Launcher:
         threads, shared, places = kernel.threads, kernel.shared, arguments.places
         number = self._launch(kernel.function, programs, 1, 1, threads, 1, 1, shared, stream, places, None)
         self._check("cuLaunchKernel", number)
+
+    def load(self, code: bytes, name: str, like: Kernel) -> Kernel:
+        """The kernel ``name`` of machine code, loaded until the process ends; it takes `Arguments`, but no scratch.
+
+        Raises:
+            CudaError: the device does not run it, or has not so much shared memory.
+        """
+        module, function = _ptr(), _ptr()
+        with self:
+            self._call("cuModuleLoadData", ctypes.byref(module), code)
+            self._call("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
+            self._call("cuFuncSetAttribute", function, _MAX_DYNAMIC_SHARED, like.shared)
+        return replace(like, function=int(function.value or 0))
 
     def kernel(self, compiled: Any) -> Kernel:
         """What Triton compiled and loaded, if its parameters are what `launch` gives them.

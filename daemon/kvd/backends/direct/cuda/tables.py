@@ -54,6 +54,7 @@ class Shape:
 
 ITEMS = ((8, 2), (4, 1), (1, 1))
 """(bytes of an item, items that move at a time): for addresses and lengths that are multiples of 16, of 4, of 1."""
+WIDEST = ITEMS[0][0] * ITEMS[0][1]
 SHAPES = tuple(Shape(item, lanes, width) for item, lanes in ITEMS for width in WIDTHS)
 
 
@@ -141,8 +142,8 @@ def rows_of(grid: Grid, local: RegisteredMemory, remote: RegisteredMemory) -> Ro
     return _rows(columns, grid.local_blocks, grid.remote_blocks)
 
 
-def job_of_blocks(rows: Rows, selection: BlockSelection) -> Job:
-    """The launch that copies the blocks that are picked.
+def job_of_blocks(rows: Rows, selection: BlockSelection, waste: float = WASTE) -> Job:
+    """The launch that copies the blocks that are picked; ``waste`` as `WASTE`, of a kernel for multiples of 16.
 
     Raises:
         TransferRefused: columns of unequal length, rows or blocks that the grid lacks, more than a launch takes.
@@ -161,7 +162,7 @@ def job_of_blocks(rows: Rows, selection: BlockSelection) -> Job:
             )
         if here:
             parts.append((rows.alike(part.first_row, part.rows), part.mine, part.theirs))
-    job = _job(rows, parts)
+    job = _job(rows, parts, waste)
     if selection.inside:
         return job
     ids = job.words[SEGMENT_WORDS * job.segments :]
@@ -178,8 +179,10 @@ def job_of_blocks(rows: Rows, selection: BlockSelection) -> Job:
     return job
 
 
-def job_of_descriptors(descriptors: Descriptors) -> tuple[Rows, Job]:
+def job_of_descriptors(descriptors: Descriptors, waste: float = WASTE) -> tuple[Rows, Job]:
     """Rows of their own for descriptors as `kvd.backends.regions.checked` gave them, and the launch for them.
+
+    ``waste`` as of `job_of_blocks`.
 
     Raises:
         TransferRefused: more than a launch takes.
@@ -196,12 +199,13 @@ def job_of_descriptors(descriptors: Descriptors) -> tuple[Rows, Job]:
     starts = [0, *(np.flatnonzero(pieces[1:] != pieces[:-1]) + 1).tolist(), len(pieces)]
     groups = [Alike(a, b - a, 1, int(pieces[a])) for a, b in pairwise(starts) if a < b and pieces[a]]
     block = np.zeros(1, np.int32)
-    return rows, _job(rows, [(groups, block, block)])
+    return rows, _job(rows, [(groups, block, block)], waste)
 
 
-def _job(rows: Rows, parts: Sequence[tuple[Sequence[Alike], Int32, Int32]]) -> Job:
+def _job(rows: Rows, parts: Sequence[tuple[Sequence[Alike], Int32, Int32]], waste: float) -> Job:
     """Groups of alike rows in the blocks of each part: a segment each, all in pieces of one width."""
-    width = _width([(alike, len(mine)) for groups, mine, _ in parts for alike in groups])
+    groups_of = [(alike, len(mine)) for groups, mine, _ in parts for alike in groups]
+    width = _width(groups_of, waste if rows.item * rows.lanes == WIDEST else WASTE)
     shape = Shape(rows.item, rows.lanes, width)
     pieces = shape.pieces
     words: list[int] = []
@@ -226,7 +230,7 @@ def _job(rows: Rows, parts: Sequence[tuple[Sequence[Alike], Int32, Int32]]) -> J
     return Job(table, len(words) // SEGMENT_WORDS, tiles, shape)
 
 
-def _width(groups: Sequence[tuple[Alike, int]]) -> int:
+def _width(groups: Sequence[tuple[Alike, int]], waste: float) -> int:
     """The widest pieces that do not waste too much, of alike rows in so many blocks."""
     if all(alike.pieces % _NARROW_IN_WIDE == 0 for alike, _ in groups):
         return WIDTHS[0]
@@ -235,7 +239,7 @@ def _width(groups: Sequence[tuple[Alike, int]]) -> int:
         for width in WIDTHS
     }
     least = min(covered.values())
-    return next(width for width in WIDTHS if covered[width] <= WASTE * least)
+    return next(width for width in WIDTHS if covered[width] <= waste * least)
 
 
 def _alike(pieces: Int64, first: int) -> Iterator[Alike]:

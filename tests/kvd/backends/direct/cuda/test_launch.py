@@ -13,7 +13,7 @@ import pytest
 from kvd.backends.cuda.driver import CudaError
 from kvd.backends.direct.cuda.copies import CudaCopier
 from kvd.backends.direct.cuda.launch import Arguments, Kernel, Launcher
-from kvd.backends.direct.cuda.tables import SHAPES, job_of_descriptors
+from kvd.backends.direct.cuda.tables import SHAPES, WASTE, job_of_descriptors
 from kvd.topology.descriptors import Descriptors
 
 SIZES = (8, 8, 4, 4, 4, 8, 8)
@@ -30,6 +30,7 @@ class MadeUpLibrary:
     depth: int = 0
     events: int = 0
     launched: dict[str, Any] = field(default_factory=dict)
+    loaded: tuple[Any, ...] = ()
 
     def __getattr__(self, name: str) -> Any:
         def call(*arguments: Any) -> int:
@@ -78,6 +79,17 @@ class MadeUpLibrary:
         self.launched = {
             "function": function, "grid": grid, "block": block, "shared": shared, "stream": stream, "values": values
         }  # fmt: skip
+
+    def _cuModuleLoadData(self, module: Any, code: bytes) -> None:  # noqa: N802
+        module._obj.value, self.loaded = 6, (code,)
+
+    def _cuModuleGetFunction(self, function: Any, module: Any, name: bytes) -> None:  # noqa: N802
+        assert module.value == 6
+        function._obj.value = 7
+        self.loaded = (*self.loaded, name)
+
+    def _cuFuncSetAttribute(self, function: Any, attribute: int, value: int) -> None:  # noqa: N802
+        self.loaded = (*self.loaded, function.value, attribute, value)
 
     def _cuGetErrorString(self, _number: int, words: Any) -> None:  # noqa: N802
         words._obj.value = b"made up"
@@ -140,7 +152,7 @@ class MadeUpEngine:
 
     def __init__(self, library: MadeUpLibrary) -> None:
         self.ordinal, self.launcher = 0, Launcher(0, library)
-        self.kernels = {shape: Kernel(77, 0, 256) for shape in SHAPES}
+        self.kernels, self.waste = {shape: Kernel(77, 0, 256) for shape in SHAPES}, WASTE
         self.given_back = 0
 
     def take(self, size: int) -> Any:
