@@ -107,8 +107,10 @@ class MadeUpFlight:
     broken: str = ""
     seconds: float = 0.25
     copied: int = -1
+    waited: bool = False
 
-    def done(self) -> bool:
+    def done(self, *, wait: bool = False) -> bool:
+        self.waited = wait
         if self.broken:
             raise RuntimeError(self.broken)
         if self.held:

@@ -20,6 +20,7 @@ from kvd.topology.descriptors import Descriptors, coalesce, concatenate
 from kvd.topology.grid import BlockSelection, Grid, Int32, RowBlocks, Selection
 from kvd.topology.pairing import PairedBlocks, in_order, pair_blocks, phased
 from kvd.topology.plan import Cells, Plan
+from kvd.topology.reads import Read
 
 LEAST_RUN = 6
 """Blocks that a descriptor must join on average to be worth more than a selection."""
@@ -29,11 +30,15 @@ FEW = 4096
 
 @dataclass(slots=True)
 class Copies:
-    """What is to be copied from (or to) one remote worker; ``picked`` is what ``selection`` stands for."""
+    """What is to be copied from (or to) one remote worker; ``picked`` is what ``selection`` stands for.
+
+    Of what `kvd.topology.straight` gave it is the blocks of one read, ``given``.
+    """
 
     descriptors: Descriptors = field(default_factory=lambda: concatenate([]))
     selection: Selection | BlockSelection | None = None
     picked: Sequence[PairedBlocks] = ()
+    given: Read | None = None
 
     @property
     def nbytes(self) -> int:
@@ -43,8 +48,15 @@ class Copies:
     @property
     def runs(self) -> int:
         """Descriptors after coalescing, whether they were made or not. Takes as long as a plan: ask after the post."""
-        split = [paired for paired in self.picked if phased(paired.read)]
-        straight = sum(left_over(in_order(paired)) for paired in self.picked if not phased(paired.read))
+        picked = self.picked
+        if self.given is not None and isinstance(self.selection, BlockSelection):
+            read = self.given
+            picked = [
+                PairedBlocks(read, part.mine.astype(np.int64), part.theirs.astype(np.int64))
+                for part in self.selection.parts
+            ]
+        split = [paired for paired in picked if phased(paired.read)]
+        straight = sum(left_over(in_order(paired)) for paired in picked if not phased(paired.read))
         return len(self.descriptors) + straight + (len(_joined(split)) if split else 0)
 
 

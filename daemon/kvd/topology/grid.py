@@ -80,6 +80,34 @@ class RowBlocks:
     mine: Int32
     theirs: Int32
 
+    def __len__(self) -> int:
+        """Number of blocks."""
+        return len(self.mine)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GivenBlocks:
+    """As `RowBlocks`, with the ids as they were given: ``there[i]`` to ``here[i]``. Columns are made when asked for."""
+
+    first_row: int
+    rows: int
+    here: tuple[int, ...]
+    there: tuple[int, ...]
+
+    def __len__(self) -> int:
+        """Number of blocks."""
+        return len(self.here)
+
+    @property
+    def mine(self) -> Int32:
+        """The ids here."""
+        return np.array(self.here, np.int32)
+
+    @property
+    def theirs(self) -> Int32:
+        """The ids there."""
+        return np.array(self.there, np.int32)
+
 
 @dataclass(frozen=True, eq=False)
 class BlockSelection:
@@ -91,13 +119,13 @@ class BlockSelection:
     """
 
     grid: Grid
-    parts: tuple[RowBlocks, ...]
+    parts: tuple[RowBlocks | GivenBlocks, ...]
     nbytes: int
     inside: bool = False
 
     def __len__(self) -> int:
         """Number of cells."""
-        return sum(part.rows * len(part.mine) for part in self.parts)
+        return sum([part.rows * len(part) for part in self.parts])
 
     @cached_property
     def local(self) -> Int32:

@@ -182,6 +182,11 @@ def _given(read: Read, first: int, last: int, remote: BlockList, size: int) -> N
         )
 
 
+def check_distinct(index: int, blocks: BlockList) -> None:
+    """Raise `BlockMismatch` for an id that is given twice."""
+    _distinct(index, blocks)
+
+
 def _distinct(index: int, blocks: BlockList) -> int:
     """The largest id, as `largest` has it; -1 of no ids. Raises `BlockMismatch` for one that is given twice."""
     if not len(blocks.ids):

@@ -13,6 +13,7 @@ from kvd.topology.descriptors import Descriptors, concatenate
 from kvd.topology.pieces import cut
 from kvd.topology.pieces import piece as blocks_of
 from kvd.topology.plan import Plan, plan_layers
+from kvd.topology.straight import check_given, straight_copies
 from kvd.worker.load import Load, LoadPiece, state_of, submitted
 from kvd.worker.orders import Fault, block_lists
 
@@ -24,9 +25,21 @@ def apply_plan(load: Load, plan: Plan, traits: Traits, *, piece_bytes: int) -> N
     Raises `TopologyError` where the blocks of the first piece do not fit.
     """
     began = time.monotonic()
-    order, pieces, times = load.order, load.pieces, load.times
-    pieces.local, pieces.remote = block_lists(order.groups), order.prefill.block_lists()
-    ends = cut(plan, pieces.local, tokens=order.tokens, least=max(piece_bytes, traits.least_piece))
+    order, pieces, times, prefill = load.order, load.pieces, load.times, load.order.prefill
+    least = max(piece_bytes, traits.least_piece)
+    copies = None
+    if traits.block_lists:
+        theirs = (prefill.first_blocks, prefill.blocks)
+        copies = straight_copies(plan, order.groups, theirs, tokens=order.tokens, most_bytes=2 * least)
+    if copies is not None:
+        # With no local blocks noted nothing is left over, and so it is.
+        pieces.all = [LoadPiece(0, order.tokens, copies)]
+        pieces.plan = plan
+        times.planned = time.monotonic()
+        times.planning_seconds = times.planned - began
+        return
+    pieces.local, pieces.remote = block_lists(order.groups), prefill.block_lists()
+    ends = cut(plan, pieces.local, tokens=order.tokens, least=least)
     pieces.all = [LoadPiece(begin, end) for begin, end in zip((0, *ends), ends, strict=False)]
     _compiled(load, pieces.all[0], plan, traits)
     pieces.plan = plan
@@ -39,8 +52,8 @@ def post(load: Load, lane: Lane, traits: Traits) -> None:
 
     A piece that was not compiled before is now, while the bytes of those before it move.
 
-    Raises `BackendError`, and `TopologyError` where the blocks of a piece do not fit; what was posted before that
-    stands in the pieces' ``transfers``.
+    Raises `BackendError`, and `TopologyError` where the blocks of a piece do not fit; what was posted before (or was, as
+    blocks that are given twice are found only then) stands in the pieces' ``transfers``.
     """
     load.times.posting = time.monotonic()
     plan = load.pieces.plan
@@ -54,6 +67,8 @@ def post(load: Load, lane: Lane, traits: Traits) -> None:
                 load.times.preparing_seconds += max(0.0, transfer.posted - begun)
                 begun = time.monotonic()
     load.times.posted = time.monotonic()
+    for copies in load.pieces.copies:
+        check_given(copies)
 
 
 def _compiled(load: Load, piece: LoadPiece, plan: Plan, traits: Traits) -> dict[int, Copies]:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvd.backends.direct.cuda import bulk
 from kvd.backends.direct.cuda.launch import TRITON_BLOCKS, Arguments, Kernel, Launcher
@@ -43,8 +42,8 @@ _log = logging.getLogger(__name__)
 class Flight(Protocol):
     """A copy that was begun. ``seconds`` is how long the device worked on it, known once it is done."""
 
-    def done(self) -> bool:
-        """Whether it has ended, without waiting. Raises RuntimeError where the device failed."""
+    def done(self, *, wait: bool = False) -> bool:
+        """Whether it has ended; with ``wait`` when it has. Raises RuntimeError where the device failed."""
 
     @property
     def seconds(self) -> float:
@@ -203,11 +202,13 @@ class _Launched:
     slot: _Slot | None
     taken: float = 0.0
 
-    def done(self) -> bool:
+    def done(self, *, wait: bool = False) -> bool:
         if self.slot is None:
             return True
         launcher = self.engine.launcher
         with launcher:
+            if wait:
+                launcher.wait(self.slot.end)
             if not launcher.happened(self.slot.end):
                 return False
             self.taken = launcher.seconds(self.slot.begun, self.slot.end)
@@ -254,14 +255,15 @@ class CudaCopier:
 
     def begin(self, rows: Rows, kept: Any | None, job: Job) -> Flight:
         """Stage the job's words (and the table, where it is not kept) and launch the kernel. Does not wait."""
-        parts: list[NDArray[Any]] = [job.words] if kept is not None else [job.words, rows.table]
-        second = -(-job.words.nbytes // _ALIGNED) * _ALIGNED
-        slot = self._engine.take(second + rows.table.nbytes)
+        packed = job.packed
+        second = -(-len(packed) // _ALIGNED) * _ALIGNED
+        size = len(packed) if kept is not None else second + rows.table.nbytes
+        slot = self._engine.take(size)
         try:
-            for start, part in zip((0, second), parts, strict=False):
-                # As one call that keeps Python's lock, which numpy would let go of.
-                ctypes.memmove(slot.at + start, part.ctypes.data, part.nbytes)
-            size = second + rows.table.nbytes if kept is None else job.words.nbytes
+            # As one call that keeps Python's lock, which numpy would let go of.
+            ctypes.memmove(slot.at, packed, len(packed))
+            if kept is None:
+                ctypes.memmove(slot.at + second, rows.table.ctypes.data, rows.table.nbytes)
             self._launch(slot, size, (kept, second), rows, job)
         except BaseException:
             self.settle()  # part of it may have begun
@@ -313,7 +315,7 @@ def compile_kernels(ordinal: int) -> dict[Shape, Any]:
         rows = Rows(np.zeros((5, 0), np.int64), 1, 1, 8, 2)
         compiled = {
             shape: launch(
-                nothing, nothing.view(torch.int32), rows, Job(np.zeros(0, np.int32), 0, 0, shape), 1
+                nothing, nothing.view(torch.int32), rows, Job(b"", 0, 0, shape), 1
             )
             for shape in SHAPES
         }

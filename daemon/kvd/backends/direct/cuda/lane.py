@@ -25,6 +25,8 @@ from kvd.topology.grid import BlockSelection, Grid, Selection
 
 _TELLING = 8 << 20
 """Bytes of a copy from which its rate says what others of any size will take."""
+_NEAR_S, _PAST_S = 150e-6, 200e-6
+"""Until when a copy that is looked at is waited for: so long before it is due, and so long after."""
 
 
 @dataclass(slots=True)
@@ -135,8 +137,10 @@ class CudaLane(EngineLane[CudaPeer, _Launch]):
         return transfer
 
     def _look(self, work: _Launch, transfer: Transfer) -> None:
+        left = transfer.due - time.monotonic()
         try:
-            if not work.flight.done():
+            # Whoever looks now looks for the end. To sleep that little would take longer, and a kernel ends by itself.
+            if not work.flight.done(wait=-_PAST_S < left < _NEAR_S):
                 return
             seconds = transfer.detail["device_seconds"] = work.flight.seconds
             if transfer.bytes > _TELLING and seconds:

@@ -1,4 +1,4 @@
-"""The driver's calls that one copy takes, made without letting go of the GIL.
+"""The driver's calls that one copy takes, made without letting go of the GIL, but for the one that waits.
 
 In a worker other threads run Python without pause. A call that lets go of the GIL waits to have it back, 20 to 100 us
 each time; torch and Triton let go of it some fifteen times for one launch. The calls here return in about a
@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvd.backends.cuda.driver import call, context, failed, holding
+from kvd.backends.cuda.driver import library as yielding
 
 _NOT_READY = 600
 _INVALID_VALUE = 1
@@ -100,6 +101,7 @@ class Launcher:
             BackendError: as `kvd.backends.cuda.driver.context`.
         """
         self._context = context(ordinal) if library is None else _ptr(0)
+        self._wait = (library or yielding()).cuEventSynchronize
         self._cuda = cuda = library or _library()
         self._push, self._pop = cuda.cuCtxPushCurrent_v2, cuda.cuCtxPopCurrent_v2
         self._record, self._query = cuda.cuEventRecord, cuda.cuEventQuery
@@ -131,6 +133,10 @@ class Launcher:
             return False
         self._check("cuEventQuery", number)
         return True
+
+    def wait(self, event: int) -> None:
+        """Wait until it has; others run Python meanwhile."""
+        self._check("cuEventSynchronize", self._wait(_ptr(event)))
 
     def seconds(self, first: int, last: int) -> float:
         """Between two events that have happened."""

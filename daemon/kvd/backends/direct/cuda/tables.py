@@ -8,6 +8,7 @@ finds a tile's cells by division. Everything here is numpy, and tested without a
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -20,7 +21,7 @@ from kvd.backends.errors import TransferRefused
 from kvd.backends.regions import RegisteredMemory
 from kvd.topology.columns import fill, largest
 from kvd.topology.descriptors import Descriptors, Int64
-from kvd.topology.grid import BlockSelection, Grid, Int32
+from kvd.topology.grid import BlockSelection, GivenBlocks, Grid, Int32
 
 TILE = 16 << 10
 """Bytes of a tile: enough under way in 64 programs to fill NVLink, in few enough registers to leave room for others."""
@@ -84,6 +85,7 @@ class Rows:
     item: int
     lanes: int
     _alike: dict[tuple[int, int], tuple[Alike, ...]] = field(default_factory=dict)
+    _shapes: dict[tuple[int, int, float], Shape] = field(default_factory=dict)
 
     def __len__(self) -> int:
         """Number of rows."""
@@ -103,14 +105,33 @@ class Rows:
         return self._alike[key]
 
 
+    def shape_of(self, first: int, count: int, waste: float) -> Shape:
+        """How a kernel of that ``waste`` moves those rows, all in as many blocks."""
+        key = (first, count, waste)
+        if key not in self._shapes:
+            self._shapes[key] = self.shape([(alike, 1) for alike in self.alike(first, count)], waste)
+        return self._shapes[key]
+
+    def shape(self, groups: Sequence[tuple[Alike, int]], waste: float) -> Shape:
+        """How such a kernel moves alike rows in so many blocks."""
+        if self.item * self.lanes != WIDEST:
+            waste = WASTE
+        return Shape(self.item, self.lanes, _width(groups, waste))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Job:
-    """One launch: ``words`` for the device (segments, local block ids, remote ones), and what is told by value."""
+    """One launch: words for the device (segments, local block ids, remote ones), and what is told by value."""
 
-    words: Int32
+    packed: bytes
     segments: int
     tiles: int
     shape: Shape
+
+    @property
+    def words(self) -> Int32:
+        """What is ``packed``."""
+        return np.frombuffer(bytearray(self.packed), np.int32)
 
 
 def rows_of(grid: Grid, local: RegisteredMemory, remote: RegisteredMemory) -> Rows:
@@ -148,6 +169,9 @@ def job_of_blocks(rows: Rows, selection: BlockSelection, waste: float = WASTE) -
     Raises:
         TransferRefused: columns of unequal length, rows or blocks that the grid lacks, more than a launch takes.
     """
+    first = selection.parts[0] if len(selection.parts) == 1 else None
+    if isinstance(first, GivenBlocks) and selection.inside:
+        return _job_of_given(rows, first, waste)
     parts = []
     for part in selection.parts:
         here, there = len(part.mine), len(part.theirs)
@@ -179,6 +203,28 @@ def job_of_blocks(rows: Rows, selection: BlockSelection, waste: float = WASTE) -
     return job
 
 
+def _job_of_given(rows: Rows, part: GivenBlocks, waste: float) -> Job:
+    """As `_job`, for blocks that were seen to be of the grid, by few calls of libraries."""
+    groups, blocks = rows.alike(part.first_row, part.rows), len(part.here)
+    shape = rows.shape_of(part.first_row, part.rows, waste)
+    width, pieces, at = shape.width, shape.pieces, SEGMENT_WORDS * len(groups)
+    words: list[int] = []
+    tiles = 0
+    for alike in groups:
+        per = alike.per(width)
+        total = _counted(per * alike.rows * blocks)
+        words += (tiles, total, per, blocks, alike.first, alike.step, at, blocks)
+        tiles += -(-total // pieces)
+    packed = struct.pack(f"{at + 2 * blocks}i", *words, *part.here, *part.there)
+    return Job(packed, len(groups), tiles, shape)
+
+
+def _counted(pieces: int) -> int:
+    if pieces >= _MOST - TILE:
+        raise TransferRefused(f"{pieces} pieces are more than one launch takes", backend=NAME)
+    return pieces
+
+
 def job_of_descriptors(descriptors: Descriptors, waste: float = WASTE) -> tuple[Rows, Job]:
     """Rows of their own for descriptors as `kvd.backends.regions.checked` gave them, and the launch for them.
 
@@ -204,10 +250,8 @@ def job_of_descriptors(descriptors: Descriptors, waste: float = WASTE) -> tuple[
 
 def _job(rows: Rows, parts: Sequence[tuple[Sequence[Alike], Int32, Int32]], waste: float) -> Job:
     """Groups of alike rows in the blocks of each part: a segment each, all in pieces of one width."""
-    groups_of = [(alike, len(mine)) for groups, mine, _ in parts for alike in groups]
-    width = _width(groups_of, waste if rows.item * rows.lanes == WIDEST else WASTE)
-    shape = Shape(rows.item, rows.lanes, width)
-    pieces = shape.pieces
+    shape = rows.shape([(alike, len(mine)) for groups, mine, _ in parts for alike in groups], waste)
+    width, pieces = shape.width, shape.pieces
     words: list[int] = []
     tiles = ids = 0
     apart = sum(len(mine) for _, mine, _ in parts)
@@ -216,9 +260,7 @@ def _job(rows: Rows, parts: Sequence[tuple[Sequence[Alike], Int32, Int32]], wast
         blocks = len(mine)
         for alike in groups:
             per = alike.per(width)
-            total = per * alike.rows * blocks
-            if total >= _MOST - TILE:
-                raise TransferRefused(f"{total} pieces are more than one launch takes", backend=NAME)
+            total = _counted(per * alike.rows * blocks)
             words += (tiles, total, per, blocks, alike.first, alike.step, at + ids, apart)
             tiles += -(-total // pieces)
         ids += blocks
@@ -227,7 +269,7 @@ def _job(rows: Rows, parts: Sequence[tuple[Sequence[Alike], Int32, Int32]], wast
     for column in (*(mine for _, mine, _ in parts), *(theirs for _, _, theirs in parts)):
         fill(table[at : at + len(column)], column)
         at += len(column)
-    return Job(table, len(words) // SEGMENT_WORDS, tiles, shape)
+    return Job(table.tobytes(), len(words) // SEGMENT_WORDS, tiles, shape)
 
 
 def _width(groups: Sequence[tuple[Alike, int]], waste: float) -> int:

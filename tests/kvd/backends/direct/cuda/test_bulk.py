@@ -65,10 +65,8 @@ def on_host(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def copied(on_host: Any, two: Pair, rows: Rows, job: Job, expected: Any, programs: int) -> None:
     """Every byte once, and no other."""
     assert job.shape == bulk.SHAPE
-    table = np.ascontiguousarray(rows.table)
-    moved = on_host(
-        table.ctypes.data, job.words.ctypes.data, len(rows), job.segments, job.tiles, min(programs, job.tiles)
-    )
+    table, told = np.ascontiguousarray(rows.table), (len(rows), job.segments, job.tiles)
+    moved = on_host(table.ctypes.data, job.packed, *told, min(programs, job.tiles))
     assert moved == int((expected != 0).sum())  # no source byte is zero
     assert (two.local == expected).all()
 

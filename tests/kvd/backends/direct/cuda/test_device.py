@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -173,11 +174,20 @@ def test_from_the_first_large_copy_on_it_is_known_when_one_is_over(
     assert second.due == pytest.approx(first.due + 0.25, abs=0.01), "they follow each other"
 
 
-def test_a_kernel_is_looked_at_and_never_waited_for(peer: Peer, reader: Reader) -> None:
+@pytest.mark.parametrize(
+    ("due_in", "waits"), [(None, False), (5.0, False), (0.0, True), (-5.0, False)]
+)
+def test_a_kernel_is_looked_at_and_waited_for_only_where_it_is_about_to_end(
+    peer: Peer, reader: Reader, monkeypatch: pytest.MonkeyPatch, due_in: float | None, waits: bool
+) -> None:
+    monkeypatch.setattr(direct_cuda_lane, "_NEAR_S", 2.0)
+    monkeypatch.setattr(direct_cuda_lane, "_PAST_S", 2.0)
     reader.copier.held = True
     lane = reader.lane(peer.metadata())
     transfer = lane.submit("p", reader.all(peer))
+    transfer.due = 0.0 if due_in is None else time.monotonic() + due_in
     assert lane.poll(transfer) is State.PENDING
+    assert reader.copier.flights[0].waited is waits
     reader.copier.let_go()
     assert lane.poll(transfer) is State.DONE
 

@@ -58,6 +58,9 @@ class MadeUpLibrary:
     def _cuEventQuery(self, _event: int) -> int:  # noqa: N802
         return 600 if self.pending else 0
 
+    def _cuEventSynchronize(self, _event: Any) -> None:  # noqa: N802
+        self.pending = False
+
     def _cuEventElapsedTime(self, passed: Any, _first: int, _last: int) -> None:  # noqa: N802
         passed._obj.value = 2.0
 
@@ -185,8 +188,7 @@ def test_a_launch_has_its_words_and_its_table_and_seconds_once_it_is_done() -> N
     flight = copier(engine).begin(ROWS, None, JOB)
     table, words, *numbers = library.launched["values"]
     assert numbers == [2, JOB.segments, JOB.tiles, 0, 0]
-    size = JOB.words.nbytes
-    assert ctypes.string_at(words, size) == JOB.words.tobytes()
+    assert ctypes.string_at(words, len(JOB.packed)) == JOB.packed
     assert ctypes.string_at(table, ROWS.table.nbytes) == ROWS.table.tobytes()
     library.pending = True
     assert not flight.done()
@@ -194,6 +196,14 @@ def test_a_launch_has_its_words_and_its_table_and_seconds_once_it_is_done() -> N
     assert flight.done()
     assert flight.done()
     assert (flight.seconds, engine.given_back) == (0.002, 1)
+
+
+def test_a_launch_can_be_waited_for() -> None:
+    library = MadeUpLibrary()
+    flight = copier(MadeUpEngine(library)).begin(ROWS, None, JOB)
+    library.pending = True
+    assert not flight.done()
+    assert flight.done(wait=True)
 
 
 def test_a_launch_that_is_refused_gives_its_slot_back() -> None:
