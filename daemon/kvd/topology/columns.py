@@ -26,9 +26,12 @@ def column_of(numbers: Sequence[int]) -> Int64:
     """Numbers as a column. numpy's own ways from Python's numbers take twice as long.
 
     Raises:
-        struct.error: one is no whole number of 64 bits.
+        OverflowError: one is too large.
     """
-    return np.frombuffer(bytearray(struct.pack(f"{len(numbers)}q", *numbers)), np.int64)
+    try:
+        return np.frombuffer(bytearray(struct.pack(f"{len(numbers)}q", *numbers)), np.int64)
+    except struct.error as error:
+        raise OverflowError(f"a number is too large for 64 bits: {error}") from None
 
 
 def largest(column: Int64 | Int32) -> int:

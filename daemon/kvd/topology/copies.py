@@ -17,7 +17,7 @@ from kvd.topology.blocks import BlockList
 from kvd.topology.columns import narrow
 from kvd.topology.compile import coalesced, left_over
 from kvd.topology.descriptors import Descriptors, coalesce, concatenate
-from kvd.topology.grid import BlockSelection, Grid, Int32, RowBlocks, Selection
+from kvd.topology.grid import BlockSelection, GivenBlocks, Grid, Int32, RowBlocks, Selection
 from kvd.topology.pairing import PairedBlocks, in_order, pair_blocks, phased
 from kvd.topology.plan import Cells, Plan
 from kvd.topology.reads import Read
@@ -32,13 +32,13 @@ FEW = 4096
 class Copies:
     """What is to be copied from (or to) one remote worker; ``picked`` is what ``selection`` stands for.
 
-    Of what `kvd.topology.straight` gave it is the blocks of one read, ``given``.
+    What `kvd.topology.straight` gave is the blocks of a read, as ``given``.
     """
 
     descriptors: Descriptors = field(default_factory=lambda: concatenate([]))
     selection: Selection | BlockSelection | None = None
     picked: Sequence[PairedBlocks] = ()
-    given: Read | None = None
+    given: tuple[Read, GivenBlocks] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -49,12 +49,9 @@ class Copies:
     def runs(self) -> int:
         """Descriptors after coalescing, whether they were made or not. Takes as long as a plan: ask after the post."""
         picked = self.picked
-        if self.given is not None and isinstance(self.selection, BlockSelection):
-            read = self.given
-            picked = [
-                PairedBlocks(read, part.mine.astype(np.int64), part.theirs.astype(np.int64))
-                for part in self.selection.parts
-            ]
+        if self.given is not None:
+            read, blocks = self.given
+            picked = [PairedBlocks(read, blocks.mine.astype(np.int64), blocks.theirs.astype(np.int64))]
         split = [paired for paired in picked if phased(paired.read)]
         straight = sum(left_over(in_order(paired)) for paired in picked if not phased(paired.read))
         return len(self.descriptors) + straight + (len(_joined(split)) if split else 0)

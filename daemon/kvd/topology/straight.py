@@ -47,7 +47,8 @@ def straight_copies(
     if min(here) < 0 or max(here) >= grid.local_blocks or min(there) < 0 or max(there) >= grid.remote_blocks:
         return None
     part = GivenBlocks(one.first_row, len(grid), here, there)
-    return {one.read.remote: Copies(selection=BlockSelection(grid, (part,), size, inside=True), given=one.read)}
+    selection = BlockSelection(grid, (part,), size, inside=True)
+    return {one.read.remote: Copies(selection=selection, given=(one.read, part))}
 
 
 def check_given(copies: Copies) -> None:
@@ -55,8 +56,7 @@ def check_given(copies: Copies) -> None:
 
     Raises `BlockMismatch` for a local id that is given twice: the load must not complete.
     """
-    if copies.given is None or copies.selection is None:
-        return
-    for part in copies.selection.parts:
-        if len(set(part.here)) != len(part.here):
-            check_distinct(copies.given.group, BlockList(0, column_of(part.here)))
+    if copies.given is not None:
+        read, blocks = copies.given
+        if len(set(blocks.here)) != len(blocks.here):
+            check_distinct(read.group, BlockList(0, column_of(blocks.here)))

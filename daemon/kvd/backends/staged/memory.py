@@ -47,13 +47,13 @@ def copy_on_host(rows: Descriptors) -> Flight:
 class _Done:
     seconds: float = 0.0
 
-    def done(self) -> bool:
+    def done(self, *, wait: bool = False) -> bool:  # noqa: ARG002 - as the protocol has it
         return True
 
 
 def device_carrier(ordinal: int, ctas: int) -> Carrier:
     """Copies with the kernel of direct reads, which walks through scattered pieces wherever the device sees them."""
-    copier = CudaCopier(engine(ordinal), ctas)
+    copier = CudaCopier(engine(ordinal), ctas, bulk_copies=False)
 
     def begin(rows: Descriptors) -> Flight:
         table, job = job_of_descriptors(rows)

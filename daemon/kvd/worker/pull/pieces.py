@@ -52,8 +52,8 @@ def post(load: Load, lane: Lane, traits: Traits) -> None:
 
     A piece that was not compiled before is now, while the bytes of those before it move.
 
-    Raises `BackendError`, and `TopologyError` where the blocks of a piece do not fit; what was posted before (or was, as
-    blocks that are given twice are found only then) stands in the pieces' ``transfers``.
+    Raises `BackendError`, and `TopologyError` where the blocks of a piece do not fit, or are given twice. That is found
+    last. What was posted before stands in the pieces' ``transfers``.
     """
     load.times.posting = time.monotonic()
     plan = load.pieces.plan

@@ -21,7 +21,7 @@ STAGES, LAG = 8, 2
 BLOCKS = 16
 """Thread blocks of a copy: they fill NVLink, and more take as long."""
 WASTE = 2.0
-"""As `kvd.backends.direct.cuda.tables.WASTE`: only the bytes that are there are moved, so pieces of 8 KiB are enough."""
+"""As `kvd.backends.direct.cuda.tables.WASTE`: only bytes that are there are moved, so pieces of 8 KiB are enough."""
 _THREADS = 32
 _ptr, _size, _int, _text = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_char_p
 _SIGNATURES: dict[str, tuple[Any, ...]] = {

@@ -66,9 +66,7 @@ def wait_over(flight: Flight, until: float, otherwise: str, *, backend: str) -> 
 class Copier(Protocol):
     """What a lane needs of a device. ``waste`` is of its kernel, as `kvd.backends.direct.cuda.tables.WASTE`."""
 
-    @property
-    def waste(self) -> float:
-        """What wide pieces may cover beyond the bytes that are there, see `job_of_blocks`."""
+    waste: float
 
     def keep(self, rows: Rows) -> Any:
         """The rows on the device, for any number of `begin`."""
@@ -95,8 +93,8 @@ class _Slot:
 class CopyEngine:
     """What all copiers of one device share: kernels, and slots that were made before a request waits for them.
 
-    ``kernels`` has none of Triton's where these can only be launched by itself. Those of wide pieces are bulk copies
-    where the device and NVRTC have them. ``waste`` is of the kernel for those.
+    ``triton`` is empty where Triton's kernels can only be launched by itself. ``kernels`` are the same, but for wide
+    pieces the one of bulk copies where the device and NVRTC have it; ``waste`` is of that kernel.
     """
 
     def __init__(self, ordinal: int) -> None:
@@ -109,8 +107,8 @@ class CopyEngine:
 
         self.ordinal = ordinal
         self.launcher = Launcher(ordinal)
-        self.kernels: dict[Shape, Kernel] = {}
-        self.waste = WASTE
+        self.triton: dict[Shape, Kernel] = {}
+        self.kernels, self.waste = self.triton, WASTE
         self._torch = torch
         self._device = torch.device("cuda", ordinal)
         self._free: list[_Slot] = []
@@ -120,6 +118,7 @@ class CopyEngine:
         try:
             self.kernels = {shape: self.launcher.kernel(found) for shape, found in compiled.items()}
             self._prove()
+            self.triton = self.kernels
         except (ValueError, AttributeError, RuntimeError) as error:
             _log.warning("direct reads are launched by Triton, which takes longer: %s", error)
             self.kernels = {}
@@ -131,14 +130,15 @@ class CopyEngine:
         capability = self._torch.cuda.get_device_capability(self._device)
         if capability < bulk.LEAST_CAPABILITY:
             return
-        before = dict(self.kernels)
         try:
-            self.kernels[bulk.SHAPE] = bulk.kernel(self.launcher, capability)
-            self.waste = bulk.WASTE
+            kernel = bulk.kernel(self.launcher, capability)
+            self.kernels, self.waste = {**self.triton, bulk.SHAPE: kernel}, bulk.WASTE
             self._prove()
         except (OSError, ValueError, AttributeError, RuntimeError) as error:
-            _log.warning("direct reads are copied by Triton's kernel, which is slower than bulk copies: %s", error)
-            self.kernels, self.waste = before, WASTE
+            _log.warning(
+                "direct reads are copied by Triton's kernel, which is slower than bulk copies: %s", error
+            )
+            self.kernels, self.waste = self.triton, WASTE
 
     def take(self, size: int) -> _Slot:
         """A slot with room for ``size`` bytes."""
@@ -176,7 +176,8 @@ class CopyEngine:
         torch.cuda.current_stream(self._device).synchronize()
         places = [memory.data_ptr() + np.array(starts, np.int64) for memory in (target, source)]
         apart = np.full(2, stride, np.int64)
-        grid = Grid(*places, np.array(_PROBED_ROWS, np.int64), apart, apart, _PROBED, _PROBED)
+        lengths = np.array(_PROBED_ROWS, np.int64)
+        grid = Grid(places[0], places[1], lengths, apart, apart, _PROBED, _PROBED)
         sides = [RegisteredMemory([Region(one.data_ptr(), one.nbytes)]) for one in (target, source)]
         rows = rows_of(grid, *sides)
         selection = BlockSelection(grid, (RowBlocks(0, 2, *blocks),), sum(_PROBED_ROWS) * len(blocks[0]))
@@ -228,22 +229,19 @@ class CudaCopier:
     others down is ``programs``, the number of its thread blocks; 0 is what suits the kernel.
     """
 
-    def __init__(self, shared: CopyEngine, programs: int) -> None:
+    def __init__(self, shared: CopyEngine, programs: int, *, bulk_copies: bool = True) -> None:
+        """Without ``bulk_copies`` it is Triton's kernel that copies: they are proven between memories of devices."""
         import torch
 
         self._torch = torch
         self._engine = shared
+        self._kernels, self.waste = (shared.kernels, shared.waste) if bulk_copies else (shared.triton, WASTE)
         self._device = torch.device("cuda", shared.ordinal)
         self._programs = programs
         self._arguments = Arguments()
         with torch.cuda.device(self._device):
             self._stream = torch.cuda.Stream(self._device, priority=0)
         self._queue = int(self._stream.cuda_stream)
-
-    @property
-    def waste(self) -> float:
-        """As `CopyEngine`."""
-        return self._engine.waste
 
     def keep(self, rows: Rows) -> Any:
         """The table on the device: once for a plan, and waited for."""
@@ -277,7 +275,7 @@ class CudaCopier:
 
     def _launch(self, slot: _Slot, size: int, table: tuple[Any | None, int], rows: Rows, job: Job) -> None:
         launcher, queue = self._engine.launcher, self._queue
-        kernel = self._engine.kernels.get(job.shape)
+        kernel = self._kernels.get(job.shape)
         programs = min(self._programs or (kernel.blocks if kernel else TRITON_BLOCKS), max(1, job.tiles))
         kept, at = table
         words = slot.there
@@ -314,9 +312,7 @@ def compile_kernels(ordinal: int) -> dict[Shape, Any]:
         nothing = torch.zeros(_ALIGNED, dtype=torch.int64, device=torch.device("cuda", ordinal))
         rows = Rows(np.zeros((5, 0), np.int64), 1, 1, 8, 2)
         compiled = {
-            shape: launch(
-                nothing, nothing.view(torch.int32), rows, Job(b"", 0, 0, shape), 1
-            )
+            shape: launch(nothing, nothing.view(torch.int32), rows, Job(b"", 0, 0, shape), 1)
             for shape in SHAPES
         }
         torch.cuda.current_stream().synchronize()

@@ -104,7 +104,6 @@ class Rows:
             self._alike[key] = tuple(_alike(_pieces(self.lengths[first : first + count]), first))
         return self._alike[key]
 
-
     def shape_of(self, first: int, count: int, waste: float) -> Shape:
         """How a kernel of that ``waste`` moves those rows, all in as many blocks."""
         key = (first, count, waste)

@@ -1,4 +1,4 @@
-"""The kernel of bulk copies: where it finds its pieces, compiled for this host; and that NVRTC takes the whole of it."""
+"""The kernel of bulk copies: where it finds its pieces, compiled for this host; and that NVRTC takes all of it."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_it_is_loaded_with_room_for_its_ring() -> None:
 
 def test_nvrtc_compiles_it(nvrtc: Any) -> None:
     assert bulk.compiled(nvrtc, "sm_90").startswith(b"\x7fELF")
-    with pytest.raises(ValueError, match="NVRTC gives .* for sm_12345"):
+    with pytest.raises(ValueError, match=r"NVRTC gives .* for sm_12345"):
         bulk.compiled(nvrtc, "sm_12345")
 
 

@@ -174,9 +174,7 @@ def test_from_the_first_large_copy_on_it_is_known_when_one_is_over(
     assert second.due == pytest.approx(first.due + 0.25, abs=0.01), "they follow each other"
 
 
-@pytest.mark.parametrize(
-    ("due_in", "waits"), [(None, False), (5.0, False), (0.0, True), (-5.0, False)]
-)
+@pytest.mark.parametrize(("due_in", "waits"), [(None, False), (5.0, False), (0.0, True), (-5.0, False)])
 def test_a_kernel_is_looked_at_and_waited_for_only_where_it_is_about_to_end(
     peer: Peer, reader: Reader, monkeypatch: pytest.MonkeyPatch, due_in: float | None, waits: bool
 ) -> None:

@@ -171,6 +171,7 @@ class MadeUpEngine:
 def copier(engine: Any) -> CudaCopier:
     made = CudaCopier.__new__(CudaCopier)
     made._engine, made._queue, made._programs, made._arguments = engine, 9, 64, Arguments()
+    made._kernels, made.waste = engine.kernels, engine.waste
     made._stream = SimpleNamespace(synchronize=lambda: None)
     return made
 
