@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kvd.topology.blocks import BlockList
-from kvd.topology.columns import narrow
+from kvd.topology.columns import column_of, narrow
 from kvd.topology.compile import coalesced, left_over
 from kvd.topology.descriptors import Descriptors, coalesce, concatenate
 from kvd.topology.grid import BlockSelection, GivenBlocks, Grid, Int32, RowBlocks, Selection
-from kvd.topology.pairing import PairedBlocks, in_order, pair_blocks, phased
+from kvd.topology.pairing import PairedBlocks, check_distinct, in_order, pair_blocks, phased
 from kvd.topology.plan import Cells, Plan
 from kvd.topology.reads import Read
 
@@ -32,7 +32,7 @@ FEW = 4096
 class Copies:
     """What is to be copied from (or to) one remote worker; ``picked`` is what ``selection`` stands for.
 
-    What `kvd.topology.straight` gave is the blocks of a read, as ``given``.
+    What `straight_copies` gave is the blocks of a read, as ``given``.
     """
 
     descriptors: Descriptors = field(default_factory=lambda: concatenate([]))
@@ -98,6 +98,57 @@ def compile_blocks(
         nbytes = sum(paired.read.bytes_per_block * len(paired.mine) for paired in picked)
         copies[position] = Copies(selection=BlockSelection(grid, parts, nbytes, inside=True), picked=picked)
     return copies
+
+
+def straight_copies(
+    plan: Plan,
+    local: Mapping[int, tuple[int, tuple[int, ...]]],
+    remote: tuple[Sequence[int], Sequence[tuple[int, ...]]],
+    *,
+    tokens: int,
+    most_bytes: int,
+) -> dict[int, Copies] | None:
+    """As `compile_blocks`, of less than ``most_bytes`` and where blocks meet one to one in a single read.
+
+    ``local`` are (first, ids) by group, ``remote`` the firsts and the ids of all groups. None where the plan or the
+    request is not that simple, or where something is wrong with it: who compiles it otherwise will say what. Whether an
+    id is given twice is not looked at, see `check_given`.
+
+    All local blocks are written whole: nothing of them is left over (`kvd.topology.leftover`). A thread that slept has
+    none of its code in the processor's caches, where each library that planning calls costs ten times what it costs in
+    a loop. So this makes no column.
+    """
+    read = plan.straight
+    if read is None or len(local) != 1 or read.group not in local or read.remote_group >= len(remote[1]):
+        return None
+    first, here = local[read.group]
+    oldest, there = remote[0][read.remote_group], remote[1][read.remote_group]
+    end, nbytes = first + len(here), len(here) * read.bytes_per_block
+    if not here or nbytes >= most_bytes or (end - 1) * plan.block_sizes[read.group] >= tokens:
+        return None
+    if first < oldest or end > oldest + len(there):
+        return None
+    there = there[first - oldest : end - oldest]
+    grid = plan.grids[read.remote][0]
+    if min(here) < 0 or max(here) >= grid.local_blocks or min(there) < 0 or max(there) >= grid.remote_blocks:
+        return None
+    blocks = GivenBlocks(0, len(grid), here, there)
+    return {
+        read.remote: Copies(
+            selection=BlockSelection(grid, (blocks,), nbytes, inside=True), given=(read, blocks)
+        )
+    }
+
+
+def check_given(copies: Copies) -> None:
+    """Look at what `straight_copies` did not, once the bytes are under way: they land in the request's own blocks only.
+
+    Raises `BlockMismatch` for a local id that is given twice: the load must not complete.
+    """
+    if copies.given is not None:
+        read, blocks = copies.given
+        if len(set(blocks.here)) != len(blocks.here):
+            check_distinct(read.group, BlockList(0, column_of(blocks.here)))
 
 
 def _copies(

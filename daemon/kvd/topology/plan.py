@@ -31,18 +31,6 @@ class Cells(NamedTuple):
     remote: Int32
 
 
-class Straight(NamedTuple):
-    """The only read of a plan, where blocks of one size meet one to one, and where its rows stand in its grid."""
-
-    read: Read
-    grid: Grid
-    first_row: int
-    group: int
-    remote_group: int
-    block_size: int
-    bytes_per_block: int
-
-
 @dataclass(frozen=True)
 class Plan:
     """All reads of one local worker from one remote engine. ``remote_ranks[read.remote]`` is whom to read from."""
@@ -73,21 +61,12 @@ class Plan:
         return all(grid.numbered for grid, _ in self.grids.values())
 
     @cached_property
-    def straight(self) -> Straight | None:
-        """What it comes down to where it is as simple as can be (`kvd.topology.straight`), else None."""
-        if len(self.reads) != 1 or not self.numbered:
+    def straight(self) -> Read | None:
+        """The only read, where whole blocks meet one to one in it: the plan is that simple. Else None."""
+        read = self.reads[0] if len(self.reads) == 1 and self.numbered else None
+        if read is None or read.kind == "mamba" or read.window is not None:
             return None
-        (read,) = self.reads
-        if (
-            read.kind == "mamba"
-            or read.window is not None
-            or read.phase.local_period > 1
-            or read.phase.remote_period > 1
-        ):
-            return None
-        grid, cells = self.grids[read.remote]
-        first, size = cells[id(read)].first_row, self.block_sizes[read.group]
-        return Straight(read, grid, first, read.group, read.remote_group, size, read.bytes_per_block)
+        return read if read.phase.local_period == read.phase.remote_period == 1 else None
 
     def _grid(self, position: int) -> tuple[Grid, dict[int, Cells]]:
         reads = [read for read in self.reads if read.remote == position]

@@ -14,12 +14,11 @@ from benchmarks.whole_load.cache import Cache
 from kvd.backends.direct.cuda.tables import Rows, job_of_blocks, rows_of
 from kvd.backends.regions import RegisteredMemory
 from kvd.topology.blocks import BlockList
-from kvd.topology.copies import Copies, compile_blocks
+from kvd.topology.copies import Copies, check_given, compile_blocks, straight_copies
 from kvd.topology.errors import BlockMismatch
 from kvd.topology.grid import BlockSelection
 from kvd.topology.leftover import leftover
 from kvd.topology.plan import Plan, plan_worker
-from kvd.topology.straight import check_given, straight_copies
 
 BLOCKS, SIZE, ALL = 64, 16, 1 << 40
 

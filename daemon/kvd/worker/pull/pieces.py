@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from kvd.backends.contract import Lane, State, Traits
 from kvd.geometry.model import WorkerGeometry
 from kvd.topology.compile import compile_plan
-from kvd.topology.copies import Copies, compile_blocks, compile_request
+from kvd.topology.copies import Copies, check_given, compile_blocks, compile_request, straight_copies
 from kvd.topology.descriptors import Descriptors, concatenate
 from kvd.topology.pieces import cut
 from kvd.topology.pieces import piece as blocks_of
 from kvd.topology.plan import Plan, plan_layers
-from kvd.topology.straight import check_given, straight_copies
 from kvd.worker.load import Load, LoadPiece, state_of, submitted
 from kvd.worker.orders import Fault, block_lists
 

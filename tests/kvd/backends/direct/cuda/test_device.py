@@ -178,12 +178,11 @@ def test_from_the_first_large_copy_on_it_is_known_when_one_is_over(
 def test_a_kernel_is_looked_at_and_waited_for_only_where_it_is_about_to_end(
     peer: Peer, reader: Reader, monkeypatch: pytest.MonkeyPatch, due_in: float | None, waits: bool
 ) -> None:
-    monkeypatch.setattr(direct_cuda_lane, "_NEAR_S", 2.0)
-    monkeypatch.setattr(direct_cuda_lane, "_PAST_S", 2.0)
-    reader.copier.held = True
-    lane = reader.lane(peer.metadata())
+    for name in ("_NEAR_S", "_PAST_S"):
+        monkeypatch.setattr(direct_cuda_lane, name, 2.0)
+    lane, reader.copier.held = reader.lane(peer.metadata()), True
     transfer = lane.submit("p", reader.all(peer))
-    transfer.due = 0.0 if due_in is None else time.monotonic() + due_in
+    transfer.due = time.monotonic() + due_in if due_in is not None else 0.0
     assert lane.poll(transfer) is State.PENDING
     assert reader.copier.flights[0].waited is waits
     reader.copier.let_go()
