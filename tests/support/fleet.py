@@ -105,8 +105,10 @@ class Fleet:
 
 
 @contextlib.contextmanager
-def fleet(kind: str, folder: Path, *, decoders: int = 1, **options: Any) -> Iterator[Fleet]:
-    """Servers of a tiny model, ready; ``options`` are of `vllm serve`, for all of them.
+def fleet(
+    kind: str, folder: Path, *, decoders: int = 1, settings: Mapping[str, Any] | None = None, **options: Any
+) -> Iterator[Fleet]:
+    """Servers of a tiny model, ready; ``options`` are of `vllm serve`, ``settings`` of the connector, for all of them.
 
     Nothing waits for blocks: their memory holds also what is kept for decoders that never come.
     """
@@ -119,7 +121,8 @@ def fleet(kind: str, folder: Path, *, decoders: int = 1, **options: Any) -> Iter
         urls: dict[str, str] = {}
         pids: dict[str, int] = {}
         for name, (host, role) in roles.items():
-            config = None if host is None else transfer_config(host, name, role, extra=TIMEOUTS)
+            extra = {**TIMEOUTS, **(settings or {})}
+            config = None if host is None else transfer_config(host, name, role, extra=extra)
             port = free_port()
             urls[name] = f"http://127.0.0.1:{port}"
             words = serve_words(model, port, config, **options)
@@ -154,11 +157,13 @@ def _environment(name: str, model: Path, folder: Path) -> dict[str, str]:
     return environment(spec, sockets)
 
 
-def metric(url: str, name: str) -> float:
-    """A metric of a server, summed over labels."""
+def metric(url: str, name: str, label: str = "") -> float:
+    """A metric of a server, summed over labels, or over those with this one."""
     with urllib.request.urlopen(f"{url}/metrics", timeout=30) as response:  # noqa: S310 - a server of ours
         lines = response.read().decode().splitlines()
-    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name + "{"))
+    return sum(
+        float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name + "{") and label in line
+    )
 
 
 def at_work(url: str) -> float:
