@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -10,10 +12,10 @@ from kvd.wire.handshake import GetPeer
 from kvd.wire.transfer import TransferRecord
 from tests.support import fleet as fleets
 from tests.support.daemons import wait_for
-from tests.support.deployments import transfers
+from tests.support.deployments import prompt_of, transfers
 from tests.support.fleet import Fleet, metric
-from tests.support.openai_client import ask
-from tests.support.router_cases import completion, text_of
+from tests.support.openai_client import COMPLETIONS, GREEDY, answered, ask
+from tests.support.router_cases import completion
 from tests.support.routers import MULTITURN
 from tests.support.sharing import SHARED
 
@@ -38,22 +40,30 @@ def read(fleet: Fleet) -> list[TransferRecord]:
     return [record for record in transfers(fleet.hosts[0]) if record.prefix and record.state == "done"]
 
 
+def token_ids(fleet: Fleet, prompt: list[int]) -> list[int]:
+    """What the engine by itself answers, in tokens: text of a random model would be cut into others."""
+    body = {**GREEDY, "prompt": prompt, "max_tokens": ANSWER, "return_token_ids": True}
+    connection, response = answered(fleet.single, COMPLETIONS, body)
+    with contextlib.closing(connection):
+        return list(json.loads(response.read())["choices"][0]["token_ids"])
+
+
 def test_of_each_turn_the_prefiller_computes_what_neither_has(fleet: Fleet) -> None:
-    text, said = text_of(TOKENS, 70), 0
+    prompt, held = prompt_of(TOKENS, seed=70), 0
     for turn in range(3):
-        asked = completion(text, max_tokens=ANSWER)
-        right = fleet.single_says(asked)
-        computed = metric(fleet.prefill, "vllm:prompt_tokens_by_source_total", 'source="local_compute"')
+        asked = completion(prompt, max_tokens=ANSWER)
+        right, before = fleet.single_says(asked), computed(fleet)
         reply = ask(fleet.router(MULTITURN), asked, conversation_id="a chat")
         assert (reply.status, reply.choices) == (200, right.choices), reply.error
-        assert right.usage is not None
-        prompt = right.usage[0]
-        # Of an answer's last token nothing is computed, so a block that ends with it is not there.
-        held = max(0, said - 1) // BLOCK * BLOCK
         if turn:
-            wait_for(lambda turn=turn: len(read(fleet)) == turn, 30.0)  # type: ignore[misc]
+            assert wait_for(lambda turn=turn: len(read(fleet)) == turn, 30.0)  # type: ignore[misc]
             assert read(fleet)[0].remote_engine == "decode-0"
-        now = metric(fleet.prefill, "vllm:prompt_tokens_by_source_total", 'source="local_compute"')
-        assert now - computed == prompt - held
-        said = prompt + ANSWER
-        text += str(right.choices[0][1]) + text_of(40, 80 + turn)
+        assert computed(fleet) - before == len(prompt) - held
+        # Of an answer's last token nothing is computed, so a block that ends with it is not there.
+        held = (len(prompt) + ANSWER - 1) // BLOCK * BLOCK
+        prompt = [*prompt, *token_ids(fleet, prompt), *prompt_of(40, seed=80 + turn)]
+
+
+def computed(fleet: Fleet) -> float:
+    """Tokens of prompts that the prefiller has computed."""
+    return metric(fleet.prefill, "vllm:prompt_tokens_by_source_total", 'source="local_compute"')
