@@ -26,8 +26,8 @@ CASES = cases(TOKENS)
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    pieces = {"max_num_batched_tokens": TOKENS - 1, "max_num_seqs": 1}
-    with fleets.fleet("qwen3.5-gdn", tmp_path_factory.mktemp("hybrid"), **pieces) as made:
+    folder = tmp_path_factory.mktemp("hybrid")
+    with fleets.fleet("qwen3.5-gdn", folder, max_num_batched_tokens=TOKENS - 1, max_num_seqs=1) as made:
         yield made
 
 
