@@ -17,9 +17,9 @@ from kvd.topology.blocks import BlockList
 from kvd.topology.columns import column_of, narrow
 from kvd.topology.compile import coalesced, left_over
 from kvd.topology.descriptors import Descriptors, coalesce, concatenate
-from kvd.topology.grid import BlockSelection, GivenBlocks, Grid, Int32, RowBlocks, Selection
+from kvd.topology.grid import BlockSelection, Cells, GivenBlocks, Grid, Int32, RowBlocks, Selection
 from kvd.topology.pairing import PairedBlocks, check_distinct, in_order, pair_blocks, phased
-from kvd.topology.plan import Cells, Plan
+from kvd.topology.plan import Plan
 from kvd.topology.reads import Read
 
 LEAST_RUN = 6

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvd.topology.descriptors import Descriptors, Int64
+from kvd.topology.descriptors import Descriptors, Int64, concatenate
+from kvd.topology.reads import Read
 
 Int32 = NDArray[np.int32]
 
@@ -147,3 +150,37 @@ class BlockSelection:
             row = np.arange(part.first_row, part.first_row + part.rows, dtype=np.int32)
             found.append((row[:, None] * np.int32(blocks) + block).ravel())
         return np.concatenate(found)
+
+
+class Cells(NamedTuple):
+    """Of a read's rows in its grid: the first, and cells of block 0 on both sides, two columns of shape (rows, 1)."""
+
+    first_row: int
+    local: Int32
+    remote: Int32
+
+
+def grid_of(reads: Sequence[Read], local_blocks: int, remote_blocks: int) -> tuple[Grid, dict[int, Cells]]:
+    """The reads from one remote worker as one grid, and the cells of each read (by its id)."""
+    counts = [len(read.rows) for read in reads]
+    rows = concatenate([read.rows for read in reads])
+    grid = Grid(
+        rows.local,
+        rows.remote,
+        rows.length,
+        np.repeat(np.array([read.local_stride for read in reads], np.int64), counts),
+        np.repeat(np.array([read.remote_stride for read in reads], np.int64), counts),
+        local_blocks,
+        remote_blocks,
+    )
+    ends = np.cumsum(counts).tolist()
+    cells = {}
+    for read, end, count in zip(reads, ends, counts, strict=True):
+        # 32 bits hold the cells of every grid that is picked from (`Grid.numbered`).
+        row = np.arange(end - count, end, dtype=np.int64)[:, None]
+        cells[id(read)] = Cells(
+            end - count,
+            (row * local_blocks).astype(np.int32),
+            (row * remote_blocks).astype(np.int32),
+        )
+    return grid, cells

@@ -12,23 +12,12 @@ from functools import cached_property
 from math import lcm
 from typing import NamedTuple
 
-import numpy as np
-
 from kvd.geometry.model import Group, Layer, Page, WorkerGeometry
 from kvd.geometry.rank import Rank
-from kvd.topology.descriptors import concatenate
 from kvd.topology.errors import BlockMismatch, LayerMissing
-from kvd.topology.grid import Grid, Int32
+from kvd.topology.grid import Cells, Grid, grid_of
 from kvd.topology.reads import LayerPieces, Read, ReadShapes
 from kvd.topology.sources import CutPage, Holder, Piece, Rotation, cut_page, pieces, rotations
-
-
-class Cells(NamedTuple):
-    """Of a read's rows in its grid: the first, and cells of block 0 on both sides, two columns of shape (rows, 1)."""
-
-    first_row: int
-    local: Int32
-    remote: Int32
 
 
 @dataclass(frozen=True)
@@ -53,7 +42,14 @@ class Plan:
     @cached_property
     def grids(self) -> dict[int, tuple[Grid, dict[int, Cells]]]:
         """By position of the remote worker: its reads as one grid, and the cells of each read (by its id)."""
-        return {position: self._grid(position) for position in self.sources}
+        return {
+            position: grid_of(
+                [read for read in self.reads if read.remote == position],
+                self.local_blocks,
+                self.remote_blocks[position],
+            )
+            for position in self.sources
+        }
 
     @cached_property
     def numbered(self) -> bool:
@@ -67,31 +63,6 @@ class Plan:
         if read is None or read.kind == "mamba" or read.window is not None:
             return None
         return read if read.phase.local_period == read.phase.remote_period == 1 else None
-
-    def _grid(self, position: int) -> tuple[Grid, dict[int, Cells]]:
-        reads = [read for read in self.reads if read.remote == position]
-        counts = [len(read.rows) for read in reads]
-        rows = concatenate([read.rows for read in reads])
-        grid = Grid(
-            rows.local,
-            rows.remote,
-            rows.length,
-            np.repeat(np.array([read.local_stride for read in reads], np.int64), counts),
-            np.repeat(np.array([read.remote_stride for read in reads], np.int64), counts),
-            self.local_blocks,
-            self.remote_blocks[position],
-        )
-        ends = np.cumsum(counts).tolist()
-        cells = {}
-        for read, end, count in zip(reads, ends, counts, strict=True):
-            # 32 bits hold the cells of every grid that is picked from (`Grid.numbered`).
-            row = np.arange(end - count, end, dtype=np.int64)[:, None]
-            cells[id(read)] = Cells(
-                end - count,
-                (row * grid.local_blocks).astype(np.int32),
-                (row * grid.remote_blocks).astype(np.int32),
-            )
-        return grid, cells
 
 
 @dataclass(frozen=True, slots=True)
