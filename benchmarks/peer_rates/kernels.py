@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import ctypes
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -60,41 +59,13 @@ def triton(pair: Pair) -> None:
         tables.TILE, tables.WIDTHS, copies.WARPS = before
 
 
-def nvrtc() -> Any:
-    """NVRTC, from where torch finds it."""
-    roots = [Path(p) for p in sys.path if p] + [Path(torch.__file__).parent.parent]
-    found = [str(name) for root in roots for name in root.glob("nvidia/*/lib/libnvrtc.so.1*")]
-    for name in [*found, "libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"]:
-        try:
-            return ctypes.CDLL(name)
-        except OSError:
-            continue
-    raise RuntimeError("there is no NVRTC")
-
-
-def ptx(library: Any, defines: dict[str, int], arch: str) -> bytes:
-    """The kernels compiled with these numbers."""
-    program, size = _ptr(), _size()
-    library.nvrtcCreateProgram(ctypes.byref(program), SOURCE.read_bytes(), b"peer.cu", 0, None, None)
-    options = [f"--gpu-architecture={arch}", "--std=c++17", *(f"-D{k}={v}" for k, v in defines.items())]
-    told = (ctypes.c_char_p * len(options))(*(one.encode() for one in options))
-    failed = library.nvrtcCompileProgram(program, len(options), told)
-    if failed:
-        library.nvrtcGetProgramLogSize(program, ctypes.byref(size))
-        log = ctypes.create_string_buffer(size.value)
-        library.nvrtcGetProgramLog(program, log)
-        raise RuntimeError(f"NVRTC: {log.value.decode()[-1500:]}")
-    library.nvrtcGetPTXSize(program, ctypes.byref(size))
-    made = ctypes.create_string_buffer(size.value)
-    library.nvrtcGetPTX(program, made)
-    return made.value
-
-
 def native(pair: Pair) -> None:
     """Kernels in CUDA C++."""
+    from kvd.backends.direct.cuda.bulk import compiled, nvrtc
+
     library = nvrtc()
     major, minor = torch.cuda.get_device_capability(pair.device)
-    arch = f"compute_{major}{minor}"
+    arch = f"sm_{major}{minor}"
     bulk = [(chunk, stages, lag) for chunk, stages, lag in ((16, 8, 2), (16, 12, 4), (32, 6, 2), (8, 16, 4))]
     some = {"CHUNK": 16384, "STAGES": 4, "LAG": 1, "THREADS": 256, "DEEP": 4}
     ways: list[tuple[str, dict[str, int], tuple[int, ...]]] = [
@@ -114,7 +85,7 @@ def native(pair: Pair) -> None:
         try:
             module, function = _ptr(), _ptr()
             ok(
-                pair.cuda.cuModuleLoadData(ctypes.byref(module), ptx(library, defines, arch)),
+                pair.cuda.cuModuleLoadData(ctypes.byref(module), compiled(library, arch, SOURCE, defines)),
                 "cuModuleLoadData",
             )
             ok(

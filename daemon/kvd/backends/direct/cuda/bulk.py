@@ -6,6 +6,7 @@ NVRTC compiles it, which torch brings along, in a fraction of a second, whenever
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def kernel(launcher: Launcher, capability: tuple[int, int]) -> Kernel:
         CudaError: the driver does not take it.
     """
     library = nvrtc()
-    code = compiled(library, f"sm_{capability[0]}{capability[1]}")
+    code = compiled(library, f"sm_{capability[0]}{capability[1]}", SOURCE, defines())
     return launcher.load(code, "bulk", Kernel(0, SHAPE.width * STAGES, _THREADS, BLOCKS))
 
 
@@ -77,20 +78,18 @@ def nvrtc() -> Any:
     raise failed
 
 
-def compiled(library: Any, architecture: str) -> bytes:
-    """The source as machine code (a cubin), which needs nothing of the driver but to load it.
+def compiled(library: Any, architecture: str, source: Path, numbers: Mapping[str, int]) -> bytes:
+    """A source with these numbers as machine code (a cubin), which needs nothing of the driver but to load it.
 
     Raises:
         ValueError: it does not compile.
     """
     program, size = _ptr(), _size()
     told = [f"--gpu-architecture={architecture}", "--std=c++17"]
-    told += [f"-D{name}={value}" for name, value in defines().items()]
+    told += [f"-D{name}={value}" for name, value in numbers.items()]
     options = (_text * len(told))(*(one.encode() for one in told))
-    source = SOURCE.read_bytes()
-    if failed := library.nvrtcCreateProgram(
-        ctypes.byref(program), source, SOURCE.name.encode(), 0, None, None
-    ):
+    text = source.read_bytes()
+    if failed := library.nvrtcCreateProgram(ctypes.byref(program), text, source.name.encode(), 0, None, None):
         raise ValueError(f"nvrtcCreateProgram gives {failed}")
     try:
         if failed := library.nvrtcCompileProgram(program, len(told), options):

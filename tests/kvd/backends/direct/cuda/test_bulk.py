@@ -141,9 +141,9 @@ def test_it_is_loaded_with_room_for_its_ring() -> None:
 
 
 def test_nvrtc_compiles_it(nvrtc: Any) -> None:
-    assert bulk.compiled(nvrtc, "sm_90").startswith(b"\x7fELF")
+    assert bulk.compiled(nvrtc, "sm_90", bulk.SOURCE, bulk.defines()).startswith(b"\x7fELF")
     with pytest.raises(ValueError, match=r"NVRTC gives .* for sm_12345"):
-        bulk.compiled(nvrtc, "sm_12345")
+        bulk.compiled(nvrtc, "sm_12345", bulk.SOURCE, bulk.defines())
 
 
 @pytest.fixture
