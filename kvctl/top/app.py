@@ -185,13 +185,20 @@ class TopApp(App[None]):
         self._tell()
 
     def _refill(self, column: int | None, *, backwards: bool) -> None:
+        """Columns with their widths: those that the widget measures when it is idle it may show too narrow."""
+        rows = fitting(self.table, self._items, self.size.width)
         self._rows.clear(columns=True)
+        texts = [
+            [_cell(cell, right=one.right) for one, cell in zip(self.table.columns, cells, strict=True)]
+            for cells in rows
+        ]
         for number, one in enumerate(self.table.columns):
             mark = (" v" if backwards else " ^") if number == column else ""
-            self._rows.add_column(Text(one.header + mark, justify="right" if one.right else "left"))
-        for cells in fitting(self.table, self._items, self.size.width):
-            shown = zip(self.table.columns, cells, strict=True)
-            self._rows.add_row(*(_cell(cell, right=one.right) for one, cell in shown))
+            header = _cell(one.header + mark, right=one.right)
+            width = max(header.cell_len, *(row[number].cell_len for row in texts), 0)
+            self._rows.add_column(header, width=width)
+        for row in texts:
+            self._rows.add_row(*row)
 
     def _chosen(self) -> Any:
         row = self._rows.cursor_row

@@ -154,6 +154,18 @@ def test_engines_pairs_flights_transfers_and_misses_fit_80_columns(kvd: Daemon) 
     piloted(app(kvd), steps)
 
 
+def test_columns_are_as_wide_as_their_cells_before_anything_is_drawn(kvd: Daemon) -> None:
+    async def steps(made: TopApp, pilot: Pilot[None]) -> None:
+        await until(made, pilot, "prefill-0")
+        made.action_table(1)
+        table = made.query_one(DataTable)
+        padding = 2 * table.cell_padding
+        widths = {str(one.label): one.get_render_width(table) - padding for one in table.ordered_columns}
+        assert (widths["FROM"], widths["TO"]) == (len("prefill-0"), len("decode-0"))
+
+    piloted(app(kvd), steps)
+
+
 def test_enter_shows_the_timeline_of_the_chosen_transfer_and_its_id_stands_whole_below_the_table(
     kvd: Daemon,
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import urllib.error
@@ -32,12 +33,15 @@ def get(port: int, path: str) -> tuple[int, str]:
 
 
 def raw(port: int, request: bytes) -> bytes:
+    """What is answered to these bytes: nothing where the connection is closed, at whatever moment."""
     with socket.create_connection(("127.0.0.1", port), timeout=20) as client:
-        client.sendall(request)
-        client.shutdown(socket.SHUT_WR)
         try:
+            client.sendall(request)
+            client.shutdown(socket.SHUT_WR)
             return client.recv(4096)
-        except ConnectionResetError:
+        except OSError as error:
+            if error.errno not in {errno.ECONNRESET, errno.EPIPE, errno.ENOTCONN}:
+                raise
             return b""
 
 
