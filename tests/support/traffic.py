@@ -16,13 +16,19 @@ from tests.support.lender import Lender
 
 SECONDS = 10.0
 """For each of a transfer's steps."""
+ENGINES = ("p", "d")
+"""Whose KV moves, from the first to the second."""
 
 
 class Traffic:
-    """Engine ``p`` on one kvd and ``d`` on another, which reads from it without a pause. ``lost`` says what failed."""
+    """Engine ``p`` on one kvd and ``d`` on another, which reads from it time and again. ``lost`` says what failed.
 
-    def __init__(self, prefilling: Daemon, decoding: Daemon) -> None:
+    ``pause`` lies between two transfers, in seconds.
+    """
+
+    def __init__(self, prefilling: Daemon, decoding: Daemon, *, pause: float = 0.0) -> None:
         self.done, self.lost = 0, list[str]()
+        self._pause = pause
         self._stack, self._ends = ExitStack(), threading.Event()
         enter = self._stack.enter_context
         self._incarnation = uuid.uuid4().hex
@@ -39,7 +45,7 @@ class Traffic:
         assert not self.lost
 
     def _run(self) -> None:
-        while not self._ends.is_set() and not self.lost:
+        while not self._ends.wait(self._pause) and not self.lost:
             try:
                 self._transfer()
             except Exception as error:  # noqa: BLE001 - the test says what it was
