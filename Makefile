@@ -43,6 +43,7 @@ unit:  ## the tests that need no engine
 e2e:  ## the tests with real vLLM engines
 	@.ci/setup vllm
 	@.ci/setup routers
+	@.ci/setup etcd
 	@$(BIN)/python .ci/checks e2e
 
 e2e-matrix:  ## every backend, mode and kind of cache with real engines (about an hour); writes docs/matrix.md

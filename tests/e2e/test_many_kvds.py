@@ -30,7 +30,7 @@ SLOW = {
     "KVD_PEER_PING_SECONDS": "10",  # they share a core or two: each link is pinged once, and then left alone
     "KVD_PEER_DOWN_SECONDS": "60",
 }
-pytestmark = [NEEDS_ETCD, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [NEEDS_ETCD, pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @dataclass
