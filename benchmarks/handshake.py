@@ -4,8 +4,9 @@
         [--json]
 
 Ours is what `kvctl benchmark --handshake` measures: two kvds, started anew for each round, and simulated workers. All
-decoding ranks ask at once for all of an engine of Llama-3.1-8B's geometry; each is answered when kvd has found the two
-engines to fit. With `--asking scheduler` the decoders' scheduler asks alone, as in an engine, and kvd tells its ranks.
+decoding ranks ask at once for all of an engine of Llama-3.1-8B's geometry, with a region for each layer. Each is
+answered when kvd has found the two engines to fit, and takes its answer apart. With `--asking scheduler` the decoders'
+scheduler asks alone, as in an engine, and kvd tells its ranks.
 
 Stock's is the installed vLLM's own listener function in a process of its own, with its own structs as payload. Each
 decoding rank asks as NixlConnector does: a ZMQ context and a REQ socket of its own, one request after the other for
@@ -22,6 +23,7 @@ interpreter here.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import multiprocessing
 import os
@@ -41,9 +43,11 @@ from typing import Any, get_args
 import msgspec
 import zmq
 
+from benchmarks.large_cards import with_regions
 from kvctl.bench.handshake import CASES, METADATA_BYTES, Asking, Waits, measure, processor_seconds
 from kvctl.bench.handshake_run import quantiles
 from kvctl.engines.sources import planned
+from kvd.geometry.model import EngineGeometry
 
 LAYERS = 32
 HASH = "0" * 64
@@ -162,11 +166,17 @@ def ask_as_a_rank(port: int, ranks: list[int], gate: threading.Barrier) -> tuple
         return begun, time.perf_counter()
 
 
+def _engine(ranks: int) -> EngineGeometry:
+    """Of so many ranks, each with a region for each layer, as vLLM allocates them and stock describes them."""
+    engine = planned("llama-3.1-8b", f"tp={ranks}")
+    return dataclasses.replace(engine, workers=tuple(map(with_regions, engine.workers)))
+
+
 def compare(
     decoding: int, prefilling: int, rounds: int, folder: Path, ways: tuple[Asking, ...]
 ) -> list[dict[str, Any]]:
     """A row for each way to ask and case, and one for stock."""
-    pair = planned("llama-3.1-8b", f"tp={decoding}"), planned("llama-3.1-8b", f"tp={prefilling}")
+    pair = _engine(decoding), _engine(prefilling)
     found = {(way, case): Waits() for way in ways for case in CASES}
     ratios: dict[tuple[str, str], list[float]] = {which: [] for which in found}
     stock = start_stock(prefilling)

@@ -18,6 +18,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -84,15 +85,19 @@ class Waits:
         self.bytes = other.bytes or self.bytes
 
 
+Answers = queue.Queue[tuple[ToldCard | Cause, float]]
+"""What ranks were told, and the time.perf_counter() at which they had taken it apart."""
+
+
 @dataclass(frozen=True, slots=True)
 class Ranks:
     """The sessions of an engine's workers, and of its scheduler where it has one.
 
-    ``told`` gets what kvd tells the workers unasked, with the time.perf_counter() of it.
+    ``told`` gets what kvd tells the workers unasked.
     """
 
     workers: list[KvdSession]
-    told: queue.Queue[tuple[ToldCard | Cause, float]]
+    told: Answers
     scheduler: KvdSession | None = None
 
 
@@ -196,12 +201,16 @@ def _hears(ranks: Ranks, number: int) -> Callable[[Message], Message | None]:
 
     def on_message(message: Message) -> None:
         if isinstance(message, PeerReady):
-            complete(lambda: ranks.workers[number], message, SECONDS, answered)
-
-    def answered(answer: ToldCard | Cause) -> None:
-        ranks.told.put((answer, time.perf_counter()))
+            complete(lambda: ranks.workers[number], message, SECONDS, partial(_note, ranks.told))
 
     return on_message
+
+
+def _note(answers: Answers, answer: ToldCard | Cause) -> None:
+    """A rank has its answer, and has taken it apart."""
+    if isinstance(answer, ToldCard):
+        answer.whole  # noqa: B018 - made when it is first asked for
+    answers.put((answer, time.perf_counter()))
 
 
 def _ask(hosts: tuple[Kvd, Kvd], decoders: Ranks, prefillers: Ranks, name: str, waits: Waits) -> None:
@@ -213,7 +222,7 @@ def _ask(hosts: tuple[Kvd, Kvd], decoders: Ranks, prefillers: Ranks, name: str, 
         endpoint=Endpoint(state.host, state.port),
         generation=state.engine_generation,
     )
-    answers: queue.Queue[tuple[ToldCard | Cause, float]] = queue.Queue()
+    answers: Answers = queue.Queue()
     if decoders.scheduler is not None:
         answers = decoders.told
     kvds = [host.process.pid for host in hosts]
@@ -224,9 +233,7 @@ def _ask(hosts: tuple[Kvd, Kvd], decoders: Ranks, prefillers: Ranks, name: str, 
         decoders.scheduler.call(question, SECONDS)
     else:
         for session in decoders.workers:
-            ask_for_peer(
-                session, question, SECONDS, lambda answer: answers.put((answer, time.perf_counter()))
-            )
+            ask_for_peer(session, question, SECONDS, partial(_note, answers))
     found = [answers.get(timeout=2 * SECONDS) for _ in decoders.workers]
     waits.whole.append(time.perf_counter() - began)
     waits.each += [at - began for _, at in found]
