@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,7 @@ import yaml
 
 from kvd.keys import write_pair
 from tests.support.daemons import ROOT
+from tests.support.ports import free_port
 
 FOLDER = ROOT / "configs" / "kubernetes"
 BIN = Path(sys.executable).parent
@@ -103,7 +103,7 @@ def root() -> Iterator[Path]:
 def pod(root: Path, file: str, kind: str) -> Pod:
     """The pods of a manifest, as its ports and paths are here."""
     text = (FOLDER / file).read_text()
-    ports = {name: _free_port() for name in ("peers", "metrics")}
+    ports = {name: free_port() for name in ("peers", "metrics")}
     for name, number in (("peers", 7766), ("metrics", 9402)):
         text = re.sub(rf":{number}\"", f':{ports[name]}"', text)
     for place in ("/run/kvd", "/var/lib/kvd", "/etc/kvd"):
@@ -219,8 +219,3 @@ def _until(true: Any, kvd: subprocess.Popen[str]) -> None:
         assert kvd.poll() is None, kvd.communicate()[1]
         assert time.monotonic() < ends
         time.sleep(0.05)
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])

@@ -28,6 +28,7 @@ from tests.support.openai_servers import (
     routed,
     streams,
 )
+from tests.support.ports import free_port
 
 COMPLETIONS = "/v1/completions"
 ASKED: Body = {"model": "m", "prompt": "once upon a time", "max_tokens": 9, "temperature": 0, "seed": 3}
@@ -311,9 +312,7 @@ async def test_a_client_that_goes_away_in_the_middle_of_a_stream_ends_the_decode
 
 
 async def test_told_to_stop_it_finishes_what_is_under_way() -> None:
-    with socket.socket() as place:
-        place.bind(("127.0.0.1", 0))
-        port = place.getsockname()[1]
+    port = free_port()
     url = f"http://127.0.0.1:{port}"
     async with fake(prefills) as p, fake(streams) as d, ClientSession() as client:
         words = [

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import random
-import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from kvctl.processes.daemons import Kvd
 from tests.support.configurations import Configuration, Setup
 from tests.support.deployments import PATIENT, found_out
 from tests.support.odd_models import dtype_of, write
+from tests.support.ports import free_port
 from tests.support.servers import CALM, serve_words, server
 from tests.support.tiny_models import ARGUMENTS, NO_PREFIX_CACHING
 
@@ -56,13 +55,8 @@ def two_specs(row: Configuration, folder: Path) -> list[EngineSpec]:
 
 
 def free_ports() -> int:
-    """The first of some that the system hands out to nobody: stock listens there, a data-parallel rank each."""
-    while True:
-        first = random.randrange(15_000, 30_000, PORTS)
-        with contextlib.suppress(OSError):
-            for port in range(first, first + PORTS):
-                socket.create_server((LOOPBACK, port)).close()
-            return first
+    """The first of some: stock listens there, a data-parallel rank each."""
+    return free_port(count=PORTS)
 
 
 def connector(setup: Setup, role: int, hosts: Hosts, folder: Path, at: int | None = None) -> dict[str, Any]:

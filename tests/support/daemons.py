@@ -36,6 +36,7 @@ from kvd.wire.query import (
 from kvd.wire.registration import OpenLease, RegisterScheduler, RegisterWorker
 from kvd.wire.reply import Refused
 from kvd.wire.transfer import ReportTransfers, TransferRecord
+from tests.support.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 20.0
@@ -62,7 +63,7 @@ class Daemon:
     """One kvd process in a directory of its own; started and killed as often as a test likes.
 
     It writes to ``stderr`` where that is given, a file descriptor, and else to a file (`log`). ``by`` is a command that
-    starts it, such as ``prlimit``, and becomes it. Peers reach it at ``host``.
+    starts it, such as ``prlimit``, and becomes it. Peers reach it at ``host``, where it has a port of its own.
     """
 
     directory: Path
@@ -75,7 +76,8 @@ class Daemon:
     host: str = "127.0.0.1"
 
     def start(self, *, wait: bool = True) -> Daemon:
-        """Start it; it serves when this returns. A peer port that was given out once is asked for again."""
+        """Start it; it serves when this returns. It has the same peer port each time."""
+        self.port = self.port or free_port(self.host)
         listen = ("--listen", f"{self.host}:{self.port}")
         paths = os.pathsep.join([str(ROOT / "daemon"), str(ROOT), os.environ.get("PYTHONPATH", "")])
         environment = {

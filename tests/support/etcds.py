@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from tests.kvd.service.test_metrics import free_port
 from tests.support.daemons import wait_for
+from tests.support.ports import free_port
 
 _UNPACKED = Path(__file__).parents[2] / ".builds" / "etcd" / "usr" / "bin"
 

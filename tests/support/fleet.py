@@ -18,8 +18,9 @@ from kvd.wire.transfer import ListTransfers, TransferList, TransferRecord
 from tests.support.daemons import wait_for
 from tests.support.deployments import found_out
 from tests.support.openai_client import COMPLETIONS, GREEDY, Asked, Reply, agree, answered, ask
+from tests.support.ports import free_port
 from tests.support.router_cases import Case
-from tests.support.routers import free_port, healthy, routed
+from tests.support.routers import healthy, routed
 from tests.support.servers import CALM, serve_words, server
 from tests.support.tiny_models import write_model
 

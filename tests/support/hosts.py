@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from kvd.keys import KeyPair, TrustedKey, read_pair, write_pair, write_trusted
 from kvd.wire.frame import Message, decode, encode
 from kvd.wire.reply import Refused
 from tests.support.daemons import Daemon, wait_for
+from tests.support.ports import free_port
 
 ANSWER_MS = 20_000
 
@@ -72,10 +72,10 @@ def hosts(*names: str, **settings: str) -> Iterator[dict[str, Host]]:
     """Running kvds by name, each with its own key and these variables; each trusts all others."""
     with tempfile.TemporaryDirectory(prefix="kvd-") as place:
         made: dict[str, Host] = {}
-        for name, port in zip(names, _free_ports(len(names)), strict=True):
+        for name in names:
             folder = Path(place) / name
             folder.mkdir()
-            made[name] = Host(name, folder, Daemon(folder / "d", port=port))
+            made[name] = Host(name, folder, Daemon(folder / "d", port=free_port()))
             made[name].daemon.environment |= settings
         try:
             for host in made.values():
@@ -128,11 +128,3 @@ class Speaker:
         except zmq.Again:
             return False
         return bool(self.dealer.poll(int(seconds * 1000)))
-
-
-def _free_ports(count: int) -> list[int]:
-    taken = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports: list[int] = [one.getsockname()[1] for one in taken]
-    for one in taken:
-        one.close()
-    return ports

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from typing import Any
 from aiohttp import ClientSession, web
 
 from examples.router import application, read_options
+from tests.support.ports import free_port
 
 Body = dict[str, Any]
 Deed = Callable[["Fake", web.Request, Body], Awaitable[web.StreamResponse]]
@@ -141,6 +141,4 @@ async def routed(
 
 def nobody() -> str:
     """A URL at which nothing is served."""
-    with socket.socket() as place:
-        place.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{place.getsockname()[1]}"
+    return f"http://127.0.0.1:{free_port()}"

@@ -21,8 +21,9 @@ from kvd.wire.transfer import ListTransfers, TransferList, TransferRecord
 from tests.support.daemons import ROOT, wait_for
 from tests.support.deployments import found_out
 from tests.support.openai_client import COMPLETIONS, GREEDY, Asked, Reply, answered, ask
+from tests.support.ports import free_port
 from tests.support.releases import Release
-from tests.support.routers import free_port, healthy
+from tests.support.routers import healthy
 from tests.support.servers import program, serve_words
 
 ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import sys
 import time
 import urllib.error
@@ -14,6 +13,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from tests.support.daemons import ROOT, wait_for
+from tests.support.ports import free_port
 from tests.support.servers import program
 
 FETCHED = ROOT / ".builds" / "routers"
@@ -23,13 +23,6 @@ ROUTERS = (VLLM_ROUTER, TOY)
 first of several choices by itself."""
 PROXIES = {TOY: "toy_proxy_server.py", MULTITURN: "disagg_proxy_multiturn.py"}
 HEALTH = {VLLM_ROUTER: "/health", TOY: "/healthcheck", MULTITURN: "/health"}
-
-
-def free_port() -> int:
-    """A port that nobody listens at now."""
-    with socket.socket() as place:
-        place.bind(("127.0.0.1", 0))
-        return int(place.getsockname()[1])
 
 
 def healthy(url: str, path: str = "/health") -> bool:

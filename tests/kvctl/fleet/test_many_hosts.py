@@ -19,9 +19,9 @@ from kvd.addresses import HostPort
 from kvd.keys import TrustedKey, read_pair, write_pair, write_trusted
 from tests.kvctl.conftest import Run
 from tests.support.daemons import Daemon, facts, session, worker
+from tests.support.ports import free_port
 
 HOSTS, KVDS, STOPPED, DEAF = 256, 4, 5, 5
-FIRST_PORT = 7866
 SECONDS = 10
 """For hosts to answer in a test: a machine that runs other tests may give kvctl a tenth of a processor."""
 PROCESSOR_SECONDS = 2.0
@@ -38,22 +38,23 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     operator = read_pair(desk / "host.keys").public
     with contextlib.ExitStack() as stack:
         lines: list[TrustedKey] = []
+        first_port = free_port("0.0.0.0", KVDS + 2)  # noqa: S104 - as kvds listen here
         for number in range(KVDS + 1):
             stopped = number == KVDS
-            daemon = stack.enter_context(_kvd(folder / f"d{number}", FIRST_PORT + number, operator))
+            daemon = stack.enter_context(_kvd(folder / f"d{number}", first_port + number, operator))
             card = worker(facts(f"engine-{number}", role="decode"))
             stack.enter_context(session(daemon, card))
             key = read_pair(folder / f"d{number}" / "host.keys").public
             count = STOPPED if stopped else (HOSTS - STOPPED - DEAF + KVDS - 1) // KVDS
             lines += [
-                TrustedKey(key, f"127.66.{number}.{at + 1}", FIRST_PORT + number) for at in range(count)
+                TrustedKey(key, f"127.66.{number}.{at + 1}", first_port + number) for at in range(count)
             ]
             if stopped:
                 daemon.signal(signal.SIGSTOP)
                 stack.callback(daemon.signal, signal.SIGCONT)
         lines = [*lines[: HOSTS - STOPPED - DEAF], *lines[-STOPPED:]]
         for at in range(DEAF):
-            place = (f"127.66.99.{at + 1}", FIRST_PORT + KVDS + 1)
+            place = (f"127.66.99.{at + 1}", first_port + KVDS + 1)
             stack.enter_context(socket.create_server(place, backlog=64))
             lines.append(TrustedKey(lines[0].key, *place))
         write_trusted(desk / "trusted.keys", lines)

@@ -16,11 +16,7 @@ from kvd.wire.identity import Endpoint
 from kvd.wire.outcomes import OutcomeCount, OutcomeRow
 from kvd.wire.query import KvdStatus, PeerRow
 from tests.support.daemons import ROOT, daemons, facts, session, wait_for, worker
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+from tests.support.ports import free_port
 
 
 def get(port: int, path: str) -> tuple[int, str]:

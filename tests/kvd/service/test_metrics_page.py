@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 from kvd.wire.handshake import GetPeer
 from kvd.wire.query import GetStatus
-from tests.kvd.service.test_metrics import free_port, get
+from tests.kvd.service.test_metrics import get
 from tests.support.daemons import ROOT, daemons, facts, scheduler, session, wait_for, worker
+from tests.support.ports import free_port
 
 PAGE = (ROOT / "docs" / "metrics.md").read_text()
 SOURCE = "\n".join(file.read_text() for file in (ROOT / "daemon" / "kvd" / "service").rglob("*.py"))
@@ -48,7 +49,7 @@ def served(text: str) -> set[Metric]:
 
 def test_each_metric_of_a_running_kvd_is_documented() -> None:
     port = free_port()
-    with daemons(2, "--listen", "127.0.0.1:0") as (kvd, far):
+    with daemons(2) as (kvd, far):
         kvd.kill()
         kvd.environment = {"KVD_METRICS_LISTEN": f"127.0.0.1:{port}"}
         kvd.start()

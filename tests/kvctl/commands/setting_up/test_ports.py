@@ -21,6 +21,7 @@ from kvctl.processes.listening import _unix, ephemeral, listeners
 from kvd.wire.identity import Endpoint
 from kvd.wire.query import GetStatus, ListWorkers, WorkerList
 from tests.kvctl.conftest import STATUS, WORKERS
+from tests.support.ports import free_port
 
 if TYPE_CHECKING:
     from tests.kvctl.conftest import FakeDaemon, Run
@@ -120,8 +121,7 @@ def test_engines_on_ports_of_their_own_collide_with_nobody(asked: Any) -> None:
 
 
 def test_what_a_vllm_server_listens_on_is_named_by_what_it_was_told(asked: Any) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     listening = SERVER.replace("0)) for", f"{port})) for")
     arguments = [sys.executable, "-c", listening, "1", "vllm", "serve", "/m/x", f"--port={port}"]
     with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:

@@ -16,7 +16,7 @@ from kvd.wire.identity import Endpoint
 from tests.support.attacked import assert_unfelled, attacked, attacking
 from tests.support.daemons import daemons, facts, session, wait_for, worker
 from tests.support.hostile_peer import card_of, serve
-from tests.support.routers import free_port
+from tests.support.ports import free_port
 
 WIDE = "\U0001f600"
 ENGINES = 24

@@ -32,7 +32,7 @@ from tests.support.daemons import (
     worker,
 )
 from tests.support.hostile_peer import demanding_engines, lying, too_large_at_first
-from tests.support.routers import free_port
+from tests.support.ports import free_port
 
 LAYERS = 16
 CARDS = 8

@@ -22,6 +22,7 @@ from kvd.wire.reply import Ok, Refused
 from kvd.zmtp.frames import buffers
 from tests.support.attacked import assert_unfelled, attacked, attacking
 from tests.support.daemons import ROOT, Daemon, daemons, facts, session, wait_for, worker
+from tests.support.ports import free_port
 from tests.support.raw_zmtp import accepted, frame
 
 SLOW_NAMES = """
@@ -117,8 +118,7 @@ def flood_whoever_dials(port: int) -> None:
 
 
 def test_a_peer_that_floods_is_read_in_turn() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     with (
         daemons(2) as (near, far),
         session(far, worker(facts("p"))),

@@ -19,8 +19,9 @@ from kvd.wire.limits import MOST
 from kvd.wire.outcomes import GetOutcomes, OutcomeCount, OutcomeRow, Outcomes, ReportOutcomes
 from kvd.wire.registration import OpenLease
 from kvd.wire.reply import Ok
-from tests.kvd.service.test_metrics import free_port, get
+from tests.kvd.service.test_metrics import get
 from tests.support.daemons import Daemon, daemons, facts, scheduler, session, wait_for, worker
+from tests.support.ports import free_port
 
 FACTS = EngineFacts(engine_id="e", model="m", role="decode")
 

@@ -20,8 +20,8 @@ from kvd.service.membership.ourselves import listens_at
 from kvd.service.membership.told import ToldHost
 from kvd.service.sockets.resolver import Address, Resolver
 from kvd.wire.identity import Endpoint
-from tests.kvd.service.test_metrics import free_port
 from tests.support.daemons import ROOT, Daemon, daemons, facts, scheduler, session, wait_for, worker
+from tests.support.ports import free_port
 
 SETTINGS = DnsSettings(name="fleet.test:9401", every_seconds=0.001)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 import time
 from concurrent.futures import wait
 from contextlib import ExitStack
@@ -40,6 +39,7 @@ from tests.support.daemons import (
     worker,
 )
 from tests.support.lender import Lender
+from tests.support.ports import free_port
 
 
 def ask_for(kvd: Daemon, generation: str = "") -> GetPeer:
@@ -172,8 +172,7 @@ def test_a_stopped_peer_kvd_ends_in_a_refusal_within_its_time() -> None:
 
 
 def test_who_waits_for_a_kvd_that_is_taken_to_be_down_waits_no_longer() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as place:
-        nobody = Endpoint("127.0.0.1", place.getsockname()[1])
+    nobody = Endpoint("127.0.0.1", free_port())
     with daemons(1) as (near,), ExitStack() as stack:
         near.stop()
         near.environment |= {"KVD_PEER_DOWN_SECONDS": "1.5", "KVD_PEER_HANDSHAKE_SECONDS": "600"}

@@ -23,10 +23,10 @@ from kvd.wire.lease import LeaseOpened
 from kvd.wire.order import EndLease
 from kvd.wire.registration import OpenLease
 from kvd.wire.transfer import ListTransfers, TransferList, TransferRecord
-from tests.kvd.service.test_metrics import free_port
 from tests.support.collectors import collector
 from tests.support.daemons import Daemon, daemons, facts, reporter, scheduler, session, wait_for
 from tests.support.ledgers import record
+from tests.support.ports import free_port
 
 QUEUE = 8
 
