@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -18,6 +19,14 @@ def rig() -> Iterator[Rig]:
     made.script.push(ready(made.card))
     yield made
     made.close()
+
+
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    """No garbage is looked for meanwhile: in a process that is full of tests that makes a turn of a loop long."""
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.fixture

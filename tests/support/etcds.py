@@ -120,6 +120,13 @@ class Etcd:
         assert self.process is not None
         self.process.send_signal(number)
 
+    def go_on(self) -> None:
+        """Have it serve, whether it was stopped, killed or nothing."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT)
+        else:
+            self.start()
+
     def kill(self) -> None:
         """SIGKILL, and wait for the end."""
         if self.process is not None and self.process.poll() is None:

@@ -55,14 +55,14 @@ def test_silence_at_any_moment_ends_in_time(said: bytes) -> None:
     with saying(said, hold=True) as port, pytest.raises(bounded.StockSilent) as caught:
         ask("127.0.0.1", port, seconds=0.2)
     assert caught.value.code == "KVD-STOCK-SILENT"
-    assert time.monotonic() - began < 1.5
+    assert time.monotonic() - began < 5.0
 
 
 def test_a_trickle_ends_in_time_too() -> None:
     began = time.monotonic()
-    with saying(*[b"\xff"] * 60, hold=True, every=0.02) as port, pytest.raises(bounded.StockSilent):
+    with saying(*[b"\xff"] * 1000, hold=True, every=0.02) as port, pytest.raises(bounded.StockSilent):
         ask("127.0.0.1", port, seconds=0.2)
-    assert time.monotonic() - began < 1.5
+    assert time.monotonic() - began < 5.0  # of 20
 
 
 @pytest.mark.parametrize(

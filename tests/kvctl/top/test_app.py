@@ -90,10 +90,10 @@ def kvd() -> Iterator[Daemon]:
         yield daemon
 
 
-def app(daemon: Daemon, every: float = 0.2) -> TopApp:
-    settings = Settings(runtime_dir=str(daemon.directory), timeout=0.5)
+def app(daemon: Daemon, timeout: float = 20.0) -> TopApp:
+    settings = Settings(runtime_dir=str(daemon.directory), timeout=timeout)
     watched = Watched(partial(look, settings), partial(whole, settings), str(daemon.directory))
-    return TopApp(watched, every)
+    return TopApp(watched, 0.2)
 
 
 Steps = Callable[[TopApp, Pilot[None]], Awaitable[None]]
@@ -119,7 +119,7 @@ def lines(made: TopApp) -> list[str]:
 
 async def until(made: TopApp, pilot: Pilot[None], wanted: str) -> list[str]:
     """The screen as soon as it has that text."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while True:
             shown = lines(made)
             if wanted in " ".join(" ".join(shown).split()):
@@ -240,7 +240,7 @@ def test_a_kvd_that_is_held_up_is_named_and_q_ends_at_once(kvd: Daemon) -> None:
             kvd.signal(signal.SIGCONT)
         await pilot.press("q")
 
-    made = app(kvd)
+    made = app(kvd, timeout=0.5)
     piloted(made, steps)
     assert made.return_code == 0
 

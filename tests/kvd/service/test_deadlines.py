@@ -122,6 +122,7 @@ def test_an_error_of_one_is_none_of_the_others() -> None:
     assert sorted(done) == ["fine", "good"]
 
 
+@pytest.mark.usefixtures("no_collection")
 def test_many_at_one_moment_take_a_slice_of_a_turn() -> None:
     turns = LoopMonitor()
     done: list[int] = []

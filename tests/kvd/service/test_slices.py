@@ -27,6 +27,7 @@ def slow(count: int) -> Iterator[int | None]:
         yield number if number % 2 else None
 
 
+@pytest.mark.usefixtures("no_collection")
 def test_the_loop_turns_between_slices_however_many_ask() -> None:
     turns = LoopMonitor()
 

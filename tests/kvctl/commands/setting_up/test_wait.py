@@ -83,9 +83,7 @@ def test_what_does_not_come_in_time_is_4_and_says_what_there_is(run: Run, kvd: D
     card = facts("half", tp=2)
     with session(kvd, worker(card)):
         wait_for(lambda: kvd.engines().get("half"))
-        outcome = run(
-            "wait", "engine/half", "engine/hlf", "--timeout", "50ms", "--runtime-dir", kvd.directory
-        )
+        outcome = run("wait", "engine/half", "engine/hlf", "--timeout", "1s", "--runtime-dir", kvd.directory)
     assert (outcome.code, outcome.out) == (4, "")
     assert "half is partial, 1 of 2 ranks" in outcome.err
     assert "hlf" in outcome.err
@@ -125,7 +123,7 @@ def test_a_kvd_that_was_just_started_does_not_make_engines_gone(run: Run, daemon
     daemon.answers[ListEngines] = lambda _: EngineList(rows=())
     young = msgspec.structs.replace(STATUS, gauges={"uptime_seconds": 0.5})
     daemon.answers[GetStatus] = lambda _: young
-    arguments = ("wait", "engine/x", "--for=gone", "--timeout", "30ms", "--socket", daemon.directory)
+    arguments = ("wait", "engine/x", "--for=gone", "--timeout", "1s", "--socket", daemon.directory)
     early = run(*arguments)
     assert (early.code, "was just started" in early.err) == (4, True)
     daemon.answers[GetStatus] = lambda _: STATUS

@@ -86,12 +86,11 @@ def come_and_go(where: Path | int) -> None:
 def test_connecting_and_closing_as_fast_as_possible(shared: Daemon, where: str) -> None:
     failed = f"connections.{where}.handshake_failed"
     before = serves(shared).get(failed, 0)
-    with attacked(shared) as watch:
-        attack(
-            come_and_go, shared.port if where == "peer" else shared.directory / "kvd.sock", seconds=SECONDS
-        )
+    place = shared.port if where == "peer" else shared.directory / "kvd.sock"
+    with attacked(shared) as watch, attacking(come_and_go, place) as attacker:
+        attacker.wait(SECONDS)
+        wait_for(lambda: shared.status(20.0).counters.get(failed, 0) > before + 500, 30)
     assert_unfelled(watch.verdict())
-    wait_for(lambda: serves(shared).get(failed, 0) > before + 500)
 
 
 def test_a_silent_connection_ends_after_three_seconds() -> None:

@@ -36,7 +36,7 @@ def test_a_killed_worker_is_gone_at_once_and_its_users_are_told() -> None:
         child.kill()
         at, message = wait_for(lambda: next((t for t in told if isinstance(t[1], PeerGone)), None))
         measured("a killed worker is told of", at - began)
-        assert at - began < 1
+        assert at - began < 5  # without a look at its process it would be silent after 1 s, and gone after 10
         assert isinstance(message, PeerGone)
         assert message.generation == ready.peer.generation
         assert "ended" in message.reason

@@ -124,7 +124,7 @@ def test_a_lease_has_no_more_time_than_the_readers_that_are_left() -> None:
 def test_readers_that_a_killed_kvd_let_in_are_not_lost_to_the_next_one() -> None:
     """The next one cannot know how many there were: the lease ends by its time, and not before."""
     with daemons(2) as (near, far), Lender(far) as prefiller, session(near, scheduler(facts("d"))) as decoder:
-        key = prefiller.open("r", seconds=6.0)
+        key = prefiller.open("r", seconds=9.0)
         opened = time.monotonic()
         for reader in ("one", "two"):
             assert claim(decoder, key, reader).seconds > 0
@@ -133,14 +133,14 @@ def test_readers_that_a_killed_kvd_let_in_are_not_lost_to_the_next_one() -> None
         wait_for(lambda: far.engines().get("p") and prefiller.holds() == 1)
         release(decoder, key, "one")
         assert prefiller.still_holds()
-        assert time.monotonic() - opened < 5, "the machine stood still: nothing was shown"
+        assert time.monotonic() - opened < 8, "the machine stood still: nothing was shown"
         assert prefiller.wait_ended() == [("r", "expired")]
 
 
 def test_after_that_time_the_readers_that_the_next_kvd_knows_decide() -> None:
     """Then, and not after all the time that one of them asked for."""
     with daemons() as (kvd,), Lender(kvd) as prefiller, session(kvd, scheduler(facts("d"))) as decoder:
-        key = prefiller.open("r", seconds=4.0)
+        key = prefiller.open("r", seconds=7.0)
         claim(decoder, key, "one")
         kvd.kill()
         kvd.start()

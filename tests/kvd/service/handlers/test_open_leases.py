@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import ExitStack
 
 from kvd.wire.identity import LeaseKey
@@ -99,10 +100,13 @@ def test_every_lease_is_listed_with_who_claimed_it_and_an_engine_s_alone_where_i
 
 def test_a_list_longer_than_an_answer_comes_in_pages() -> None:
     with daemons(1) as (kvd,), Lender(kvd) as lender:
-        names = [f"r{n:04}" for n in range(2100)]
+        names, now = [f"r{n:04}" for n in range(2100)], time.monotonic()
+        for name in names:  # its owner has to say so again where it registers again
+            lender.leases.open(name, 600.0, 1, now)
+        held = lender.leases.held(now)
         for start in range(0, len(names), 100):
-            leases = tuple(OpenLease(name, 60.0, 1) for name in names[start : start + 100])
-            lender.session.call(LeaseOpened(engine_id="p", leases=leases), 10.0).result(10.0)
+            opened = LeaseOpened(engine_id="p", leases=held[start : start + 100])
+            lender.session.call(opened, 10.0).result(10.0)
         first = kvd.ask(ListLeases(every=True))
         assert isinstance(first, LeaseList)
         assert (len(first.rows), bool(first.more)) == (2048, True)

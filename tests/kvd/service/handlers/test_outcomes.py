@@ -179,7 +179,9 @@ def test_what_was_counted_last_is_told_at_the_end_and_closing_waits_for_nothing(
             tally(one, soon=False).count("loaded", 3)
             began = time.monotonic()
             one.close()
-            assert time.monotonic() - began < 0.4
+            assert (
+                time.monotonic() - began < 1.5
+            )  # not for the 2 s after which it would be told, nor for a thread
         assert rows(kvd)["e"].totals == (counted("loaded", 1, 3),)
 
 

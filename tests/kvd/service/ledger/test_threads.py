@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -187,12 +188,14 @@ def test_a_round_trip_is_past_all_that_waits(tmp_path: Path) -> None:
 def test_a_round_trip_through_a_thread_that_is_stuck_fails(tmp_path: Path) -> None:
     async def work() -> None:
         async with ledger_at(tmp_path / "l") as ledger:
+            goes_on = threading.Event()
             stuck = asyncio.ensure_future(
-                ledger._ask(ledger._writer.jobs, lambda _: time.sleep(0.5), LedgerClient(), 1)
+                ledger._ask(ledger._writer.jobs, lambda _: goes_on.wait(30), LedgerClient(), 1)
             )
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0)
             with pytest.raises(TimeoutError):
                 await round_trip(ledger, 0.1)
+            goes_on.set()
             await stuck
             await round_trip(ledger, 5.0)
 

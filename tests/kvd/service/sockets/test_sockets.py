@@ -67,7 +67,7 @@ async def told(reader: socket.socket, events: Events) -> bytes:
     """What a reader is sent when something happens."""
     events.emit(EVENT, "seen")
     received = b""
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(10):
         while b"seen" not in received:
             received += await asyncio.get_running_loop().sock_recv(reader, 1 << 16)
     return received

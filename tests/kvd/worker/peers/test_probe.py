@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterator
 
 import msgspec
@@ -157,18 +156,23 @@ def test_a_probe_past_its_time_loses_its_lane(
     assert probing.untouched(0)
 
 
-def test_a_probe_past_its_time_does_not_take_the_lane_from_under_a_load(
-    probing: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(probes, "PROBE_SECONDS", 0.2)
+def test_a_probe_past_its_time_does_not_take_the_lane_from_under_a_load(probing: Rig) -> None:
     probing.faults.hold = {0, 1}
     introduce(probing)
     eventually(lambda: probing.decoder._peers.pull_threads["p"]._probing.on)
     load(probing)
     thread = probing.decoder._peers.pull_threads["p"]
     eventually(lambda: thread._active)
-    eventually(lambda: time.monotonic() > thread._probing._deadline)
+    go_on, reached = probing.gates.stop("poll")
+    assert reached.wait(10)
+    thread._probing._deadline = 0.0
+    for _ in range(4):  # whole rounds of the thread, in which it looks at the probe and at the load
+        before = go_on
+        go_on, reached = probing.gates.stop("poll")
+        before.set()
+        assert reached.wait(10)
     assert probing.gates.closed == 0
+    go_on.set()
     probing.faults.release(1)
     assert not probing.results().failed
     eventually(lambda: probing.gates.closed)  # once nothing else is on it
