@@ -56,6 +56,7 @@ def run(tmp_path: Path, *words: str) -> Report:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_a_small_fleet_of_real_kvds_is_linked_warm_and_knows_of_its_dead(tmp_path: Path) -> None:
     etcd = ["--etcd"] if PROGRAM else []
     report = run(tmp_path, "--hosts", "3@1,8@2", *etcd, "--window", "1", "--model", "8,4096:64")

@@ -135,7 +135,7 @@ def test_events_are_filtered_by_the_beginning_of_their_kind(run: Run, daemon: Fa
 
 
 def test_events_that_do_not_come_in_time_are_exit_code_4(run: Run, daemon: FakeDaemon) -> None:
-    outcome = run("events", "-n", "9", "--timeout", "300ms", "--socket", daemon.directory)
+    outcome = run("events", "-n", "9", "--timeout", "1s", "--socket", daemon.directory)
     assert outcome.code == 4
     assert "3 events of the 9 asked for came" in outcome.err
 

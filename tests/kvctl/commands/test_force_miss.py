@@ -188,7 +188,7 @@ def test_what_did_not_recover_is_1_and_what_takes_too_long_is_4_after_the_docume
     run: Run, daemon: FakeDaemon, seen: Message, code: int, said: str
 ) -> None:
     daemon.answers |= {**ANSWERS, GetForced: lambda _: seen}
-    words = ("cmpl-4", "--yes", "--wait", "--timeout", "100ms", "-o", "json")
+    words = ("cmpl-4", "--yes", "--wait", "--timeout", "800ms", "-o", "json")
     outcome = run("force-miss", *words, "--socket", daemon.directory)
     assert outcome.code == code
     assert json.loads(outcome.out)["kind"] == "ForcedMiss"

@@ -34,7 +34,7 @@ def test_what_starts_over_behind_a_stuck_call_is_ended_in_time_and_not_posted_af
     eventually(lambda: rig.decoder._peers.pull_threads["p"]._active)
     go_on, reached = rig.gates.stop("close")
     rig.faults.fail_after = {1: 0}
-    rig.start(order(prefill(((6,),), tokens=4), (9,), request_id="second", seconds=0.3))
+    rig.start(order(prefill(((6,),), tokens=4), (9,), request_id="second", seconds=1.0))
     assert reached.wait(10), "the second failed, so the lane goes and both start over"
     stuck, reached = rig.gates.stop("submit")
     go_on.set()
@@ -52,7 +52,7 @@ def test_a_stuck_load_is_never_reported_before_its_call_returns(
     monkeypatch.setattr(lanes, "STUCK_AFTER", 0.05)
     go_on, reached = rig.gates.stop("submit")
     with caplog.at_level(logging.ERROR):
-        rig.start(order(prefill(((5,),), tokens=4), (2,), request_id="stuck", seconds=0.05))
+        rig.start(order(prefill(((5,),), tokens=4), (2,), request_id="stuck", seconds=0.5))
         assert reached.wait(10)
         eventually(lambda: "load of stuck from p" in caplog.text)
     assert "while its thread is busy posting" in caplog.text
@@ -72,9 +72,11 @@ def test_a_lane_that_cannot_be_destroyed_holds_back_all_that_was_posted_on_it(
     rig.gates.close_errors.append(BackendError("something holds the agent"))
     with caplog.at_level(logging.CRITICAL):
         rig.start(
-            order(prefill(((5,),), tokens=4), (2,), request_id="given-up", seconds=0.05),
+            order(prefill(((5,),), tokens=4), (2,), request_id="given-up"),
             order(prefill(((6,),), tokens=4), (9,), request_id="beside"),
         )
+        eventually(lambda: rig.decoder._begun["beside"].times.posted)
+        rig.expire("given-up")
         assert rig.gates.close_tried.wait(10)
         rig.start(order(prefill(((7,),), tokens=4), (3,), request_id="on a new lane"))
         assert rig.results().received == {"on a new lane"}

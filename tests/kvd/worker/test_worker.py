@@ -183,7 +183,8 @@ def test_three_failures_are_a_miss_that_names_the_last(rig: Rig) -> None:
 def test_a_load_past_its_deadline_is_reported_only_after_its_lane_is_gone(rig: Rig) -> None:
     rig.faults.hold = {0}
     go_on, reached = rig.gates.stop("close")
-    rig.start(order(prefill(((5, 6),)), (2, 9), seconds=0.05))
+    rig.start(order(prefill(((5, 6),)), (2, 9)))
+    rig.expire()
     assert reached.wait(10)
     assert not rig.decoder.results().received, "reported while its bytes could still land"
     go_on.set()

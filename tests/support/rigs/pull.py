@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -177,6 +178,12 @@ class Rig:
     def results(self, count: int = 1) -> Results:
         """The results of ``count`` loads, as vLLM's steps would gather them."""
         return gather(self.decoder, count)
+
+    def expire(self, request_id: str = "d-1", pieces: int = 0) -> None:
+        """The time of a load is up, once it is posted and so many of its pieces have come."""
+        load = self.decoder._begun[request_id]
+        eventually(lambda: load.times.posted and load.pieces.done >= pieces)
+        load.deadline = time.monotonic()
 
     def causes(self) -> dict[str, str]:
         """Causes by request of what `results` gave last."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -62,7 +61,8 @@ REMOTE = prefill(((5, 6, 7, 8),), tokens=15)
 
 def test_blocks_that_came_before_the_miss_are_good(rig: Rig) -> None:
     rig.faults.hold = {2}
-    rig.start(order(REMOTE, (1, 2, 3, 4), seconds=0.3))
+    rig.start(order(REMOTE, (1, 2, 3, 4)))
+    rig.expire(pieces=2)
     results = rig.results()
     assert results.failed == {"d-1"}
     assert results.bad_blocks == {3, 4}
@@ -79,14 +79,15 @@ def test_a_backend_that_is_too_quick_for_pieces_gets_the_load_whole(rig: Rig) ->
 
 def test_a_piece_behind_the_one_that_is_missing_is_not(rig: Rig) -> None:
     rig.faults.hold = {0}
-    rig.start(order(REMOTE, (1, 2, 3, 4), seconds=0.3))
+    rig.start(order(REMOTE, (1, 2, 3, 4)))
+    rig.expire()
     assert rig.results().bad_blocks == {1, 2, 3, 4}
 
 
 def test_blocks_that_were_here_before_are_not_counted(rig: Rig) -> None:
     rig.faults.hold = {2}
-    load = replace(order(REMOTE, seconds=0.3), groups={0: (1, (2, 3, 4))}, computed=4)
-    rig.start(load)
+    rig.start(replace(order(REMOTE), groups={0: (1, (2, 3, 4))}, computed=4))
+    rig.expire(pieces=2)
     assert rig.results().bad_blocks == {4}
     assert rig.same((2, 3), (6, 7))
 
@@ -230,10 +231,9 @@ def test_of_a_forced_miss_after_a_part_the_second_half_is_never_compiled(rig: Ri
 def test_what_comes_after_the_deadline_is_nothing_to_rely_on(rig: Rig) -> None:
     """The lease may have ended: those bytes may be another request's."""
     go_on, reached = rig.gates.stop("poll")
-    rig.start(order(REMOTE, (1, 2, 3, 4), seconds=0.1))
+    rig.start(order(REMOTE, (1, 2, 3, 4)))
     assert reached.wait(10)
-    (load,) = rig.decoder._begun.values()
-    eventually(lambda: time.monotonic() > load.deadline)
+    rig.expire()
     go_on.set()
     assert rig.results().bad_blocks == {1, 2, 3, 4}
 
@@ -259,16 +259,17 @@ def test_metadata_that_the_backend_does_not_take_is_not_tried_three_times(
 # --- several groups ---
 
 
-def windowed(tokens: int, first: int, *, seconds: float) -> LoadOrder:
+def windowed(tokens: int, first: int) -> LoadOrder:
     """A load of four full blocks, and of windowed ones from number ``first``."""
     remote = prefill(((5, 6, 7, 8), (9, 10, 11, 12)[first:]), tokens=tokens, first=(0, first))
     groups = {0: (0, (1, 2, 3, 4)), 1: (first, (10, 11, 12, 13)[first:])}
-    return replace(order(remote, seconds=seconds), groups=groups)
+    return replace(order(remote, seconds=60.0), groups=groups)
 
 
 def test_a_shorter_prefix_may_be_claimed_whose_window_is_offered(two_groups: Rig) -> None:
     two_groups.faults.hold = {3}
-    two_groups.start(windowed(15, 1, seconds=0.3))
+    two_groups.start(windowed(15, 1))
+    two_groups.expire(pieces=3)
     two_groups.results()
     outcomes = two_groups.decoder.outcomes()
     assert outcomes is not None
@@ -277,7 +278,8 @@ def test_a_shorter_prefix_may_be_claimed_whose_window_is_offered(two_groups: Rig
 
 def test_none_whose_window_the_prefiller_let_go(two_groups: Rig) -> None:
     two_groups.faults.hold = {3}
-    two_groups.start(windowed(16, 2, seconds=0.3))
+    two_groups.start(windowed(16, 2))
+    two_groups.expire(pieces=3)
     two_groups.results()
     outcomes = two_groups.decoder.outcomes()
     assert outcomes is not None
@@ -286,7 +288,7 @@ def test_none_whose_window_the_prefiller_let_go(two_groups: Rig) -> None:
 
 def test_none_of_a_peer_that_is_gone(two_groups: Rig) -> None:
     two_groups.faults.hold = {3}
-    two_groups.start(windowed(15, 1, seconds=60.0))
+    two_groups.start(windowed(15, 1))
     eventually(lambda: any(load.pieces.done for load in two_groups.decoder._begun.values()))
     two_groups.script.push(PeerGone(engine_id="p", generation="gen-1", reason="killed"))
     two_groups.results()

@@ -125,7 +125,8 @@ def test_a_source_that_fails_each_time_is_a_transfer_that_failed(rig: Rig) -> No
 
 def test_a_load_that_is_not_complete_at_its_deadline_is_too_late(rig: Rig) -> None:
     rig.faults.hold = set(range(9))
-    rig.start(order(prefill(((5, 6),)), (2, 9), seconds=0.1))
+    rig.start(order(prefill(((5, 6),)), (2, 9)))
+    rig.expire()
     rig.results()
     (record,) = eventually(rig.records)
     assert (record.state, record.code) == ("miss", "TOO_LATE")

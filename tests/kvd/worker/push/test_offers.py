@@ -76,7 +76,7 @@ def test_a_preempted_request_fails_whoever_reads_it(rig: SendRig) -> None:
 def test_blocks_that_are_read_stay_until_the_reader_has_heard(
     rig: SendRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(target, "READS_END", 0.3)
+    monkeypatch.setattr(target, "READS_END", 1.5)
     announce(rig, window=b"")
     rig.run(step(REQUEST.remote, 40, 40))
     rig.end(seconds=0.05)

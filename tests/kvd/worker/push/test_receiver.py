@@ -220,7 +220,7 @@ def test_the_window_is_served_while_something_is_expected(rig: PushRig) -> None:
 
 def test_what_waits_behind_a_stuck_call_is_ended_in_time(rig: PushRig) -> None:
     go_on, reached = rig.gates.stop("window")
-    rig.start(pushed((2, 9), seconds=0.05))
+    rig.start(pushed((2, 9), seconds=0.5))
     assert reached.wait(10)
     rig.start(pushed((3,), tokens=4, name="y", request_id="d-2", seconds=0.05))
     assert rig.results(2).failed == {"d-1", "d-2"}
