@@ -227,7 +227,7 @@ def test_while_kvd_is_away_the_screen_says_so_and_it_goes_on_when_it_is_back() -
             await pilot.pause(0.02)
 
     with daemons() as [daemon], session(daemon, worker(facts("decode-0", role="decode"))):
-        piloted(app(daemon), steps)
+        piloted(app(daemon, timeout=2.0), steps)  # a question may be under way when kvd ends
 
 
 def test_a_kvd_that_is_held_up_is_named_and_q_ends_at_once(kvd: Daemon) -> None:

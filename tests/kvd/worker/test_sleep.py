@@ -64,7 +64,7 @@ def test_loads_that_were_under_way_fail_in_the_next_life(rig: Rig) -> None:
 def test_memory_that_a_transfer_may_still_touch_is_not_given_up(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(halves, "CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr(halves, "CLOSE_SECONDS", 1.0)
     go_on, reached = rig.gates.stop("submit")
     rig.start(order(prefill(((5, 6),)), (2, 9)))
     assert reached.wait(10)
@@ -87,7 +87,7 @@ def test_blocks_that_are_held_for_a_push_are_freed() -> None:
 
 def test_memory_stays_while_a_stuck_call_may_touch_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where nobody else has it any more: what would be there next is not ours to write into."""
-    monkeypatch.setattr(halves, "CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr(halves, "CLOSE_SECONDS", 1.0)
     rig = Rig()
     rig.script.push(ready(rig.card))
     go_on, reached = rig.gates.stop("submit")

@@ -368,7 +368,7 @@ def test_nothing_begins_after_the_close(rig: Rig) -> None:
 def test_memory_stays_registered_while_a_lane_is_at_work(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("kvd.worker.worker.CLOSE_SECONDS", 0.05)
+    monkeypatch.setattr("kvd.worker.worker.CLOSE_SECONDS", 1.0)
     go_on, reached = rig.gates.stop("submit")
     rig.start(order(prefill(((5, 6),)), (2, 9)))
     assert reached.wait(10)

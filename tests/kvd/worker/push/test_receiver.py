@@ -284,7 +284,7 @@ def test_closing_gives_up_what_is_on_the_way(rig: PushRig) -> None:
 def test_memory_stays_registered_while_a_window_stands(
     rig: PushRig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("kvd.worker.worker.CLOSE_SECONDS", 0.05)
+    monkeypatch.setattr("kvd.worker.worker.CLOSE_SECONDS", 1.0)
     monkeypatch.setattr(unclosed, "RETRY_SECONDS", 0.02)
     go_on, reached = rig.gates.stop("window.close")
     rig.start(pushed((2, 9)))
