@@ -206,8 +206,8 @@ def test_keys_come_from_the_list_alone_and_another_key_in_etcd_is_told_once() ->
         row = next(p for p in one.daemon.status().peers if p.endpoint.port == stranger)
         assert row.state == "untrusted", "a key that etcd tells lets nobody in"
         # The same for a host that is trusted: etcd says that it has another key.
-        one.daemon.kill()
-        other.daemon.kill()
+        one.daemon.stop()
+        other.daemon.stop()
         wait_for(lambda: len(server.hosts()) == 1, 30)
         lie = one.pair.public.decode()
         server.put("other", json.dumps({"address": f"127.0.0.1:{other.daemon.port}", "key": lie}))
