@@ -5,6 +5,8 @@ A text of 500 letters and one wide character has 504 bytes on the wire and 2,000
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -16,13 +18,14 @@ from kvd.wire.identity import Endpoint, LeaseKey
 from kvd.wire.limits import LONGEST_INCARNATION
 from kvd.wire.order import PlannedMiss, ReportForced
 from kvd.wire.query import GetStatus, KvdStatus
-from kvd.wire.registration import OpenLease, OpenReader, Registered, Unregister
+from kvd.wire.registration import OpenLease, OpenReader, Registered, RegisterWorker, Unregister
 from kvd.wire.reply import Ok, Refused
 from tests.support.attacked import assert_unfelled, attack, attacked
 from tests.support.daemons import daemons, facts, scheduler, wait_for, worker
 from tests.support.orders import order
 
 WIDE = "\U0001f600"
+AT_A_TIME = 32
 
 
 def spoken(dealer: zmq.Socket[bytes], message: Message, of: int) -> Message:
@@ -32,6 +35,27 @@ def spoken(dealer: zmq.Socket[bytes], message: Message, of: int) -> Message:
         answer, to = decode(dealer.recv())
         if to == of:
             return answer
+
+
+def all_spoken(dealer: zmq.Socket[bytes], messages: Iterable[Message], first: int) -> Iterator[Message]:
+    """The answers to messages, in their order. The next ones are sent before: it is not the way that takes time."""
+    waiting: deque[int] = deque()
+    told: dict[int, Message] = {}
+
+    def next_answer() -> Message:
+        of = waiting.popleft()
+        while of not in told:
+            answer, to = decode(dealer.recv())
+            told[to] = answer
+        return told.pop(of)
+
+    for number, message in enumerate(messages, first):
+        dealer.send(encode(message, number))
+        waiting.append(number)
+        if len(waiting) > AT_A_TIME:
+            yield next_answer()
+    while waiting:
+        yield next_answer()
 
 
 def give_large_orders(directory: Path) -> None:
@@ -114,19 +138,24 @@ def register_wide_names(directory: Path) -> None:
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
         dealer.linger, dealer.rcvtimeo = 0, 20_000
         dealer.connect(f"ipc://{directory}/kvd.sock")
-        for turn in range(6):
+
+        def register(number: int) -> RegisterWorker:
+            engine = msgspec.structs.replace(facts(f"{number}{text}"), model="m" * 16_000 + WIDE)
+            made = worker(engine, incarnation=f"{number:064}{WIDE}"[-LONGEST_INCARNATION:])
+            card = msgspec.structs.replace(made.card, host=text, backend=text)
+            return msgspec.structs.replace(made, card=card)
+
+        for first in range(1, 9001, 1500):
             names = []
-            for number in range(1 + 1500 * turn, 1501 + 1500 * turn):
-                engine = msgspec.structs.replace(facts(f"{number}{text}"), model="m" * 16_000 + WIDE)
-                made = worker(engine, incarnation=f"{number:064}{WIDE}"[-LONGEST_INCARNATION:])
-                card = msgspec.structs.replace(made.card, host=text, backend=text)
-                answer = spoken(dealer, msgspec.structs.replace(made, card=card), number)
+            for number, answer in enumerate(
+                all_spoken(dealer, map(register, range(first, first + 1500)), first), first
+            ):
                 if isinstance(answer, Refused):
                     assert answer.code == "KVD-TOO-MANY", answer
-                    break
-                names.append(card.incarnation)
-            for name in names:
-                assert spoken(dealer, Unregister(incarnation=name), 1) == Ok()
+                else:
+                    names.append(f"{number:064}{WIDE}"[-LONGEST_INCARNATION:])
+            ended = all_spoken(dealer, (Unregister(incarnation=name) for name in names), 10_000 + first)
+            assert list(ended) == [Ok()] * len(names)
 
 
 def test_names_of_wide_characters_count_as_what_they_take_also_of_who_is_gone() -> None:
@@ -143,11 +172,14 @@ def register_workers_with_wide_names(directory: Path) -> None:
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
         dealer.linger, dealer.rcvtimeo = 0, 20_000
         dealer.connect(f"ipc://{directory}/kvd.sock")
-        for number in range(16_384):
+
+        def register(number: int) -> RegisterWorker:
             engine = facts(f"{number}{text}")
             made = worker(engine, incarnation=f"{number:064}{WIDE}"[-LONGEST_INCARNATION:])
             card = msgspec.structs.replace(made.card, host=f"{number}{text}", backend=f"{number}{text}")
-            answer = spoken(dealer, msgspec.structs.replace(made, card=card), 1 + number)
+            return msgspec.structs.replace(made, card=card)
+
+        for answer in all_spoken(dealer, map(register, range(16_384)), 1):
             if isinstance(answer, Refused):
                 assert answer.code == "KVD-TOO-MANY", answer
                 return
