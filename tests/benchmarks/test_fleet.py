@@ -74,7 +74,8 @@ def test_a_small_fleet_of_real_kvds_is_linked_warm_and_knows_of_its_dead(tmp_pat
     assert report.costs is not None
     assert report.costs.idle > 0
     like_it, larger = report.model
-    assert like_it.processor == pytest.approx(report.real[-1].processor, rel=0.5)
+    # Both are some hundredths of a second, measured at different times beside other work.
+    assert like_it.processor == pytest.approx(report.real[-1].processor, rel=1.0)
     assert larger.known_most < KNOWN_SECONDS
 
 
