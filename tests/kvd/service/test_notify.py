@@ -106,7 +106,7 @@ def test_a_second_kvd_on_a_directory_is_refused_and_a_dead_ones_place_is_taken()
 def test_sigterm_does_not_end_leases_or_engines_for_their_clients() -> None:
     with daemons() as (kvd,), session(kvd, worker(facts("e"))) as one:
         assert kvd.stop() == 0
-        one.wait(lambda s: not s.connected, 5)
+        one.wait(lambda s: not s.connected, 20)
         kvd.start()
         wait_for(lambda: one.state.connected)
         assert one.state.registrations == 2

@@ -108,7 +108,7 @@ def test_an_engine_is_partial_until_all_its_workers_are_here() -> None:
         assert first.state.engine_generation == ""
         assert kvd.engines()["e"].state == "partial"
         with session(kvd, worker(facts("e", tp=2), 1)):
-            first.wait(lambda s: bool(s.engine_generation), 5)
+            first.wait(lambda s: bool(s.engine_generation), 20)
             assert kvd.engines(cards=True)["e"].card is not None
         wait_for(lambda: kvd.engines()["e"].state == "partial")
 
@@ -132,7 +132,7 @@ def test_a_worker_that_could_not_find_out_its_weights_is_of_its_engine_all_the_s
     untold = facts("e", tp=2, weights_source="unknown: model.safetensors: No such file or directory")
     with daemons() as (kvd,), session(kvd, worker(facts("e", tp=2, weights="w1-0", weights_source="files"))):
         with session(kvd, worker(untold, 1)) as second:
-            second.wait(lambda s: bool(s.engine_generation), 5)
+            second.wait(lambda s: bool(s.engine_generation), 20)
         assert kvd.engines()["e"].engine.facts["weights"] == "w1-0"
 
 

@@ -98,7 +98,7 @@ def test_a_lease_is_the_prefillers_span(end: str) -> None:
     with collector() as its, telling(its.url) as daemon:
         with session(daemon, scheduler(facts("p"))) as owner:
             lease = OpenLease("r", 20.0, 3, 1, header)
-            owner.call(LeaseOpened(engine_id="p", leases=(lease,)), 5.0).result(5)
+            owner.call(LeaseOpened(engine_id="p", leases=(lease,)), 20.0).result(20)
             if end == "aborted":
                 daemon.ask(EndLease(engine_id="p", request_id="r", carry_out=True))
         (span,) = wait_for(lambda: its.of(trace, "kv_transfer"))
