@@ -96,9 +96,11 @@ class Holder:
         )
         return list(request.block_hashes)
 
-    def find(self, tokens: Sequence[int], most: int | None = None, salt: str = "") -> tuple[str, PrefixFound]:
+    def find(
+        self, tokens: Sequence[int], most: int | None = None, salt: str = "", reader: str = ""
+    ) -> tuple[str, PrefixFound]:
         self.asked += 1
-        reader = f"reader {self.asked}"
+        reader = reader or f"reader {self.asked}"
         scheme = self.stepped.scheduler.connector._engine.facts[SCHEME_FACT]
         question = FindPrefix(
             local_engine="asker",
@@ -187,6 +189,34 @@ def test_what_peers_read_is_given_away_later(model: Path) -> None:
     assert found.tokens == 3 * BLOCK
     assert one.kept(reader)
     assert one.find([*newer, 9])[1].tokens < 3 * BLOCK
+
+
+@pytest.mark.usefixtures("kvd")
+def test_a_reader_that_was_told_twice_may_have_read_either(model: Path) -> None:
+    """Its kvd may ask an engine for its hints, and in the same moment all engines of a host that tells none."""
+    one, tokens = holder(model, pool=6, chunk=64), [1] * BLOCK * 3
+    one.stepped.arrive("r", [*tokens, 5], None, max_tokens=1)
+    one.stepped.run_out()
+    reader, first = one.find([*tokens, 9])
+    # Of five blocks it takes three: the prefix loses its last one.
+    one.stepped.arrive("other", [3] * BLOCK * 3, None, max_tokens=1)
+    one.stepped.run_out()
+    _, second = one.find([*tokens, 9], reader=reader)
+    assert 0 < second.tokens < first.tokens == 3 * BLOCK
+    assert not one.kept(reader)
+    assert one.kept(one.find([*tokens, 9])[0])
+
+
+@pytest.mark.usefixtures("kvd")
+def test_of_too_many_blocks_that_readers_were_told_of_the_oldest_are_forgotten(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvd.vllm.prefixes.holder.MOST_TOLD_BLOCKS", 6)
+    one, tokens = holder(model), list(range(10, 10 + 3 * BLOCK))
+    one.stepped.arrive("r", [*tokens, 5], None)
+    one.stepped.run_out()
+    readers = [one.find([*tokens, 9])[0] for _ in range(3)]
+    assert [one.kept(reader) for reader in readers] == [False, True, True]
 
 
 @pytest.mark.parametrize("ahead", [False, True], ids=["steps", "steps ahead"])

@@ -60,9 +60,10 @@ async def find_prefix(daemon: Daemon, caller: Caller, message: FindPrefix) -> Pr
             unknown.add((where, engine_id if where == HERE else ""))
         elif (held := hint.held(prompt)) and held + hint.step > message.beyond:
             hinted.append(_Hinted(held, where == HERE, where, engine_id))
-    for where in {where for where, _ in unknown if where != HERE}:
+    whole = {where for where, _ in unknown if where != HERE}
+    for where in whole:
         daemon.followers.follow(where)
-    found = await _best(daemon, message, hinted, unknown)
+    found = await _best(daemon, message, [one for one in hinted if one.where not in whole], unknown)
     daemon.counters["prefixes.asked"] += 1
     daemon.counters["prefixes.found"] += found.tokens > 0
     daemon.counters["prefixes.found_tokens"] += found.tokens
