@@ -26,9 +26,10 @@ MOST_HASHES = (2 << 20) // HASH_BYTES
 
 @dataclass(slots=True)
 class _Asked:
-    """A question for one request: its answer is waited for until ``due`` (time.monotonic())."""
+    """A question for one request, of ``most`` tokens: its answer is waited for until ``due`` (time.monotonic())."""
 
     reader: str
+    most: int
     answer: Future[Message]
     due: float
 
@@ -94,7 +95,7 @@ class PrefixSeeker:
             most=most,
             beyond=computed + self._settings.prefix_least - 1,
         )
-        return _Asked(reader, self._session.call(question, seconds), time.monotonic() + seconds)
+        return _Asked(reader, most, self._session.call(question, seconds), time.monotonic() + seconds)
 
     def _found(self, asked: _Asked, computed: int) -> FoundPrefix | None:
         if not asked.answer.done():
@@ -104,7 +105,8 @@ class PrefixSeeker:
         except ClientError as error:
             log.info("nobody was asked for a prefix: %s", error.message)
             return None
-        if not isinstance(found, PrefixFound) or found.tokens <= computed:
+        # vLLM ends with an assertion where it is told of more tokens than a prompt has.
+        if not isinstance(found, PrefixFound) or not computed < found.tokens <= asked.most:
             return None
         prefill = RemotePrefill(
             engine_id=found.engine_id,
