@@ -110,6 +110,35 @@ def test_a_look_asks_of_what_is_new_only_and_no_further_than_the_device_has_come
     }
 
 
+def test_a_look_that_a_later_step_overtakes_tells_no_tokens_that_its_blocks_lack() -> None:
+    """Of two decoders of a transfer each has a thread that looks."""
+    meanwhile: list[Callable[[], object]] = []
+
+    def record() -> StreamEvent:
+        def ready() -> bool:
+            while meanwhile:
+                meanwhile.pop()()
+            return True
+
+        return ready
+
+    here = awaited(record)
+
+    def later_step() -> None:
+        here.begin([step({0: ids(1, 2, 3)}, 48, 64)], [])
+        here.stepped(("a",))
+        looked.append(here.computed("x"))
+
+    looked: list[Computed | None] = []
+    here.begin([step({0: ids(1, 2)}, 32, 64)], [])
+    here.stepped(("a",))
+    meanwhile.append(later_step)
+    looked.append(here.computed("x"))
+    looked.append(here.computed("x"))
+    found = [(len(one.blocks[0].ids), one.reached("a")) for one in looked if one is not None]
+    assert found == [(3, 48), (2, 32), (3, 48)]
+
+
 def test_of_a_request_that_begins_anew_nothing_is_there() -> None:
     here = awaited(lambda: None)
     here.begin([step({0: ids(1, 2)}, 16, 32)], [])

@@ -205,6 +205,17 @@ def test_who_has_declined_is_not_woken_for_what_the_device_does() -> None:
     assert here.join(1e9)
 
 
+def test_a_worker_that_declines_costs_the_step_no_event_for_a_layer(rig: SendRig) -> None:
+    device, (worker,) = Device(), rig.workers
+    outgoing = worker.half.pushing._outgoing
+    outgoing._record_event = device.record
+    rig.begin(FIRST)
+    rig.withdraw()
+    eventually(rig.quiesced)
+    rig.hook("a")
+    assert not device.events
+
+
 def test_a_prompt_of_one_step_has_no_event_for_a_layer() -> None:
     device = Device()
     here = Outgoing(device.record, hooks=2)
