@@ -354,6 +354,24 @@ def test_closing_gives_up_what_is_on_the_way(rig: Rig) -> None:
     assert not [t for t in threading.enumerate() if t.name in ("kvd-watch", "kvd-lane-p") and _of(rig, t)]
 
 
+def test_a_peer_for_which_the_system_starts_no_thread_is_a_miss_and_the_step_goes_on(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def refused(thread: threading.Thread) -> None:
+        if thread.name.startswith("kvd-lane"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    rig.decoder._peers.pull_threads.pop("p").stop()
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    rig.start(order(prefill(((5, 6),)), (2, 9)))
+    monkeypatch.undo()
+    assert rig.results().failed == {"d-1"}
+    assert rig.causes() == {"d-1": "the thread of peer p: RuntimeError: can't start new thread"}
+
+
 def test_nothing_begins_after_the_close(rig: Rig) -> None:
     rig.decoder.close()
     rig.script.push(ready(rig.card, "gen-2"))
