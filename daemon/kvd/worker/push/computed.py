@@ -79,10 +79,8 @@ class Outgoing:
                 )
             news += [step.transfer_id for step in steps if step.again]
             self._now = tuple(step.transfer_id for step in steps if step.groups)
-            self._by_layer = any(
-                owed.by_layer for name in self._now for owed in self._owed.get(name, {}).values()
-            )
-            self._completed = tuple(name for name in completed if self._read_by_step(name))
+            self._by_layer = any(self._awaited(name, by_layer=True) for name in self._now)
+            self._completed = tuple(name for name in completed if self._awaited(name, by_layer=False))
             self._hooked = self._by_layer or bool(self._completed)
             wakes = self._wakes(news) + self._wakes((step.transfer_id for step in steps), by_layer=True)
             wakes += self._when(ready, held)
@@ -354,9 +352,10 @@ class Outgoing:
             transfer.note(Milestone(layers, transfer.step.reached, ready))
         return self._when(ready, self._completed)
 
-    def _read_by_step(self, transfer_id: str) -> bool:
-        """Whether somebody waits for it who reads whole steps."""
-        return any(owed.waiting and not owed.by_layer for owed in self._owed.get(transfer_id, {}).values())
+    def _awaited(self, transfer_id: str, *, by_layer: bool) -> bool:
+        """Whether somebody waits for it who is sent single layers; without ``by_layer``, who reads whole steps."""
+        owed = self._owed.get(transfer_id, {}).values()
+        return any(found.waiting and found.by_layer is by_layer for found in owed)
 
     def _when(self, ready: StreamEvent | None, transfers: Sequence[str]) -> list[Wake]:
         """Whom to wake now for these; who reads whole steps is woken once the device has come to ``ready``.
@@ -365,7 +364,7 @@ class Outgoing:
         """
         if ready is None or not transfers:
             return self._wakes(transfers)
-        if any(name not in self._owed or self._read_by_step(name) for name in transfers):
+        if any(name not in self._owed or self._awaited(name, by_layer=False) for name in transfers):
             self._watch.put(ready, transfers)
         return self._wakes(transfers, by_layer=True)
 

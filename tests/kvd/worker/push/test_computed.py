@@ -168,6 +168,7 @@ def test_what_nobody_looks_at_for_long_is_bounded_and_its_newest_counts() -> Non
         ("before the step", False, {}, 1),
         ("before the step", True, {"a": 16, "b": 16}, 2),
         ("within the step", True, {"b": 16}, 2),
+        ("and has its part", True, {}, 1),
     ],
 )
 def test_a_layer_costs_the_step_an_event_only_where_somebody_waits_for_single_layers(
@@ -179,8 +180,10 @@ def test_a_layer_costs_the_step_an_event_only_where_somebody_waits_for_single_la
     def announce() -> None:
         here.announced("x", "d", Rank(), lambda **_: None, by_layer=by_layer)
 
-    if announced == "before the step":
+    if announced in ("before the step", "and has its part"):
         announce()
+    if announced == "and has its part":
+        here.settled("x", "d", Rank())
     here.begin([step({0: ids(1, 2)}, 16, 32)], [])
     here.saved("a")
     if announced == "within the step":
