@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvctl.cli.parsing import near_misses
+from kvctl.cli.parsing import meant, near_misses
 from kvctl.cli.settings import Settings
 from kvctl.cli.talk import say
 from kvctl.engines.models import (
@@ -185,8 +185,7 @@ def _ask(names: Sequence[str], settings: Settings) -> Sequence[EngineRow]:
 def _meant(names: Sequence[str], error: KvctlError) -> KvctlError:
     """Without a kvd a name that is nearly a preset's was probably meant to be one."""
     for name in names:
-        guess = near_misses(name, preset_names())
-        if guess.startswith("did you mean"):
+        if guess := meant(name, preset_names()):
             return DaemonUnreachable(
                 f"{name!r} is no preset ({guess}) and no file, and as for engines, {error.message}",
                 error.hint,
