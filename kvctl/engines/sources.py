@@ -137,6 +137,14 @@ def ready_row(rows: Sequence[EngineRow], engine_id: str) -> EngineRow:
     return row
 
 
+def tell_if_away(*rows: EngineRow) -> None:
+    """Say which of these engines are described as they were, since they are there no more or do not answer."""
+    for row in {row.engine.engine_id: row for row in rows}.values():
+        if row.state not in ("ready", "partial"):
+            why = f": {row.reason}" if row.reason else ""
+            say(f"engine {row.engine.engine_id!r} is {row.state}, and is described as it was{why}")
+
+
 def known_row(rows: Sequence[EngineRow], engine_id: str, else_: str = "") -> EngineRow:
     """The engine of that id. Raises `UsageError` when kvd knows none; ``else_``: what else may have been meant."""
     row = next((row for row in rows if row.engine.engine_id == engine_id), None)
@@ -170,7 +178,9 @@ def _from_file(path: Path, name: str, options: str) -> EngineGeometry:
 def _geometry(rows: Sequence[EngineRow], engine: EngineId) -> EngineGeometry:
     from kvctl.engines.cards import engine_geometry
 
-    return engine_geometry(ready_row(rows, engine.name))
+    row = ready_row(rows, engine.name)
+    tell_if_away(row)
+    return engine_geometry(row)
 
 
 def _ask(names: Sequence[str], settings: Settings) -> Sequence[EngineRow]:

@@ -155,7 +155,8 @@ def _remote_rows(daemon: Daemon, places: list[EnginePlace], seen: _Seen) -> Plac
             endpoint=endpoint,
             reason=peer.reason,
             peers=tuple(sorted(peer.users)),
-            card=_without_key(peer.card) if seen.cards else None,
+            # Of one that has gone for a while only the name is left, which describes no engine.
+            card=_without_key(peer.card) if seen.cards and peer.card.workers else None,
             draining=peer.draining,
             compatibility_class=peer.card.compatibility_class,
         )
