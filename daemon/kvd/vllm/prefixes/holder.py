@@ -148,8 +148,11 @@ class PrefixHolder:
     def _find(self, asked: FindPrefix) -> PrefixFound:
         if asked.scheme != self._scheme or asked.hash_tokens != self.cache.hash_tokens:
             return PrefixFound()
-        hashes = [asked.hashes[at : at + HASH_BYTES] for at in range(0, len(asked.hashes), HASH_BYTES)]
-        found = self.cache.look_up(hashes, asked.beyond, asked.most)
+        whole = len(asked.hashes) // HASH_BYTES * HASH_BYTES
+        hashes = [asked.hashes[at : at + HASH_BYTES] for at in range(0, whole, HASH_BYTES)]
+        # vLLM makes a list of as many blocks as it is asked for, and takes it that each has a hash.
+        most = min(asked.most, len(hashes) * asked.hash_tokens)
+        found = self.cache.look_up(hashes, asked.beyond, most)
         if found is None:
             return PrefixFound()
         self._remember(asked.reader, found)
