@@ -22,6 +22,7 @@ from kvd.service.peers.trust import identity_of
 from kvd.service.permission import EVERYTHING, Sight
 from kvd.service.sockets.router import Caller
 from kvd.wire.identity import HERE, Endpoint, EngineCard
+from kvd.wire.limits import MOST
 from kvd.wire.query import (
     EngineList,
     EngineRow,
@@ -242,7 +243,8 @@ def status(daemon: Daemon) -> KvdStatus:
         started=daemon.myself.started_at,
         runtime_dir=str(daemon.directory),
         endpoint=daemon.myself.endpoint,
-        counters=counters,
+        # Two records of nearly 2**63 bytes must not make the answer one that cannot be told.
+        counters={name: min(count, MOST) for name, count in counters.items()},
         gauges=gauges(daemon, len(untrusted)),
         peers=daemon.links.rows(untrusted),
         draining=daemon.draining,

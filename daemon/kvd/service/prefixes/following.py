@@ -6,6 +6,7 @@ An earlier kvd refuses, and its engines are asked as if nothing could be known o
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ from kvd.service.peers.links import PeerLinks
 from kvd.service.peers.peer_engine import PeerEngine
 from kvd.service.peers.peer_store import PeerStore
 from kvd.service.prefixes.hints import Hints
+from kvd.service.slices import paced
 from kvd.wire.identity import Endpoint
 from kvd.wire.prefix import SCHEME_FACT
 from kvd.wire.prefixes.hints import (
@@ -29,6 +31,8 @@ from kvd.wire.prefixes.hints import (
 )
 
 LEAST_PAUSE = 0.1
+RESTS = 10
+"""Times as long as an answer took to be taken nothing more is asked there, whatever that kvd tells."""
 MOST_ANSWERS = 100.0
 """Answers a second that this kvd wants, of all others together: of 256 hosts each is asked every 2.5 s."""
 HOP_SECONDS = 2.0
@@ -81,21 +85,39 @@ class Followers:
                 self._hints.drop_all_at(endpoint, but=wanted)
                 pause = max(LEAST_PAUSE, len(self._followed) / MOST_ANSWERS)
                 question = GetHints(known=self._known(endpoint, wanted, unkept), after=pause)
+                asked = time.monotonic()
                 answer = await self._links.get(endpoint).ask(question, pause + WAIT_SECONDS + HOP_SECONDS)
                 self._counters["prefixes.hint_answers"] += 1
                 if not isinstance(answer, HintsTold):
                     self._silent[endpoint] = self._generation(endpoint)
                     return
-                for one in answer.engines:
-                    if wanted.get(one.engine_id) == one.generation:
-                        self._take(endpoint, one, unkept)
+                spent = await self._take(endpoint, answer, wanted, unkept)
+                # An honest kvd has waited for so long itself.
+                await asyncio.sleep(max(asked + pause - time.monotonic(), RESTS * spent))
         except PeerAway:
             pass  # the next question for a prefix begins anew
         finally:
             self._followed.discard(endpoint)
             self._hints.drop_all_at(endpoint)
 
-    def _take(self, endpoint: Endpoint, told: EngineHints, unkept: dict[str, _Unkept]) -> None:
+    async def _take(
+        self,
+        endpoint: Endpoint,
+        answer: HintsTold,
+        wanted: Mapping[str, str],
+        unkept: dict[str, _Unkept],
+    ) -> float:
+        """Take what was told of the engines that are wanted, each once. Gives the seconds that this took."""
+        left, spent = dict(wanted), 0.0
+        async for one in paced(answer.engines):
+            if left.get(one.engine_id) == one.generation:
+                del left[one.engine_id]
+                began = time.monotonic()
+                self._keep(endpoint, one, unkept)
+                spent += time.monotonic() - began
+        return spent
+
+    def _keep(self, endpoint: Endpoint, told: EngineHints, unkept: dict[str, _Unkept]) -> None:
         """Keep what is told, if there is room. Else it counts as known for a while: all of it would come each time."""
         key, change = (endpoint, told.engine_id), told.change
         before = unkept.pop(told.engine_id, None)
