@@ -95,7 +95,8 @@ def report_much(directory: Path, engines: int) -> list[zmq.Socket[bytes]]:
 
     They end with their connections.
     """
-    context, made = zmq.Context.instance(), []
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+    made = []
     for number in range(engines):
         dealer = context.socket(zmq.DEALER)
         dealer.linger, dealer.rcvtimeo = 0, 20_000
