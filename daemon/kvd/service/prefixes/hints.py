@@ -83,7 +83,7 @@ class Hints:
         self._told: dict[HintKey, _Told] = {}
         self._kept: Tally[Hashable] = Tally()
         self._touched = 0
-        self._asking: dict[bytes, Asking] = {}
+        self._asking: dict[bytes, HintQuestion] = {}
         self._closed = False
 
     @property
@@ -184,16 +184,16 @@ class Hints:
 
     # --- waiting for what is new ---
 
-    def ask(self, route: bytes) -> Asking:
+    def ask(self, route: bytes) -> HintQuestion:
         """A question of that connection begins. One of it that waits still is over: it gets what there is."""
         if (older := self._asking.get(route)) is not None:
             older.end()
-        made = self._asking[route] = Asking()
+        made = self._asking[route] = HintQuestion()
         if self._closed:
             made.end()
         return made
 
-    def answered(self, route: bytes, asking: Asking) -> None:
+    def answered(self, route: bytes, asking: HintQuestion) -> None:
         """That question is over."""
         if self._asking.get(route) is asking:
             del self._asking[route]
@@ -209,7 +209,7 @@ class Hints:
             asking.change.set()
 
 
-class Asking:
+class HintQuestion:
     """A question that waits for a ``change`` of an engine here."""
 
     def __init__(self) -> None:
