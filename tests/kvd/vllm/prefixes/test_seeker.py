@@ -22,12 +22,12 @@ class Hashed(Request):
 
 
 @pytest.mark.parametrize(
-    ("tokens", "taken"), [(2, False), (4, True), (8, True), (9, True), (10, False), (99, False)]
+    ("tokens", "taken"), [(2, False), (4, True), (8, True), (9, False), (10, False), (99, False)]
 )
 def test_a_prefix_is_longer_than_what_is_here_and_shorter_than_the_prompt(tokens: int, taken: bool) -> None:
     """vLLM asserts that at least a token of each prompt is left to be computed, and ends its engine where it is not."""
     script = Script()
-    seeker = PrefixSeeker(ConnectorSettings(prefix_least=1), "d", script, "sha256", 4)
+    seeker = PrefixSeeker(ConnectorSettings(prefix_least=1), "d", script, "sha256", 4, 1)
     request: Any = Hashed("r")
     assert seeker.look(request, 2) == "asking"
     (asked,) = script.asked(FindPrefix)
