@@ -31,7 +31,7 @@ PING_SECONDS = 0.050
 """Another client's ping takes no longer during an attack, for 99 of 100."""
 CROWDED = 10
 """Of what one ping waited for a processor this part is granted to all, beside what is taken out of each of them: where
-so many others run, what kvd computes takes longer too."""
+so many others run, what kvd computes takes longer too. Three times as long as elsewhere is the most."""
 RSS_BYTES = 300 << 20
 NICER = 5
 """An attacker gets less of the processor than those that it attacks: what a kvd does is measured, not what it gets."""
@@ -109,7 +109,7 @@ def assert_unfelled(verdict: Verdict, *, ping_seconds: float = PING_SECONDS, rss
     sys.stderr.write(f"\nmeasured: {verdict}\n")
     assert verdict.alive, f"kvd ended: {verdict}"
     assert verdict.pings > verdict.unanswered, f"nothing was measured: {verdict}"
-    assert verdict.p99 <= ping_seconds + verdict.waited / CROWDED, (
+    assert verdict.p99 <= ping_seconds + min(verdict.waited / CROWDED, 2 * ping_seconds), (
         f"kvd kept others waiting over {ping_seconds * 1000:g} ms: {verdict}"
     )
     assert verdict.rss_peak <= rss, f"kvd took over {rss >> 20} MiB: {verdict}"

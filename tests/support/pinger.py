@@ -133,8 +133,9 @@ def ping(directory: Path, pid: int) -> Pings:
             due = max(due + EVERY_SECONDS, now)
         if now - looked > LOOK_SECONDS:
             looked, rss = now, max(rss, memory(pid))
-    now = time.monotonic()
-    latencies += [now - began for began, _ in sent.values()]
+    now, delay = time.monotonic(), delays.read()
+    waited = max([waited, *(delay - before for _, before in sent.values())])
+    latencies += [max(0.0, now - began - max(0.0, delay - before)) for began, before in sent.values()]
     return Pings(latencies, len(sent), max(rss, memory(pid)), waited)
 
 
