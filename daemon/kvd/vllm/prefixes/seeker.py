@@ -141,7 +141,8 @@ class PrefixSeeker:
         """What cannot be so in an answer; nothing where all can. It may be of another host, and vLLM trusts ours."""
         if found.engine_id == self._engine_id or not found.generation:
             return "it names this very engine, or no generation"
-        if found.tokens > most or found.tokens % self._hash_tokens:  # of more vLLM would end with an assertion
+        # Of more tokens than a prompt has vLLM would end with an assertion.
+        if found.tokens > most or found.tokens % self._hash_tokens:
             return f"{found.tokens} tokens, wanted are at most {most} in blocks of {self._hash_tokens}"
         if not len(found.blocks) == len(found.first_blocks) == self._groups:
             return (

@@ -17,9 +17,10 @@ from kvd.wire.frame import decode, encode
 from kvd.wire.outcomes import OutcomeCount, ReportOutcomes
 from kvd.wire.registration import Registered
 from kvd.wire.reply import Ok
-from tests.kvd.service.test_metrics import free_port, get
+from tests.kvd.service.test_metrics import get
 from tests.support.attacked import assert_unfelled, attacked, attacking
 from tests.support.daemons import Daemon, daemons, facts, scheduler
+from tests.support.ports import free_port
 
 ATTACK_SECONDS = 3.0
 

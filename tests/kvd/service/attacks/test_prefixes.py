@@ -36,6 +36,7 @@ from tests.support.daemons import Daemon, daemons, geometry, reporter, scheduler
 from tests.support.hostile_peer import card_of
 from tests.support.hosts import hosts, speaking
 from tests.support.ledgers import record
+from tests.support.ports import free_port
 from tests.support.prefix_holders import (
     LONG,
     SCHEME,
@@ -47,7 +48,6 @@ from tests.support.prefix_holders import (
     reading,
     sharing,
 )
-from tests.support.routers import free_port
 
 
 @pytest.fixture
