@@ -135,7 +135,7 @@ def _fleet(settings: Settings, wanted: _EngineFilter, *, watched: bool) -> Fleet
         # An engine on several hosts is told of by its home alone.
         if (home := endpoint_name(row.endpoint)) == host or home not in found.answers
     )
-    if not engines and not watched:
+    if not engines and not watched and found.answers:
         which = str(replace(wanted, local=False))
         say("no host that answered has an engine" + (f" that is {which}" if which else ""))
     return FleetEngines(engines=engines, **asked(found))

@@ -152,7 +152,11 @@ def _whole(
 def _say_if_none(
     found: FleetAnswers[TransferList], body: FleetTransfers | FleetGroups, *, watched: bool
 ) -> None:
-    if watched or (body.groups.groups if isinstance(body, FleetGroups) else body.transfers):
+    if (
+        watched
+        or not found.answers
+        or (body.groups.groups if isinstance(body, FleetGroups) else body.transfers)
+    ):
         return
     ledgers = "the ledgers of the hosts that answered"
     total = sum(answer.total for answer in found.answers.values())

@@ -80,7 +80,7 @@ def _fleet(settings: Settings, engine: str | None, wanted: Picking, *, watched: 
         if engine in (None, row.engine_id) and (row.at is None or str(row.at) not in found.answers)
     )
     workers = wanted.of(every)
-    if not workers and not watched:
+    if not workers and not watched and found.answers:
         of = f" of {engine}" if engine else ""
         having = f" with {wanted}" if wanted.wanted else ""
         say(f"no host that answered has a worker{of}{having}")

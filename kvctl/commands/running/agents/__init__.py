@@ -80,7 +80,7 @@ def agents(
         found = daemon.fleet(settings, rows)
         every = (fleet_agent(host, one) for host, some in found.answers.items() for one in documents(some))
         agents = wanted.of(every)
-        if not agents and watch is None:
+        if not agents and watch is None and found.answers:
             say(f"no worker{by} at a host that answered holds anything{of}")
         return FleetAgents(agents=agents, **asked(found))
 

