@@ -5,6 +5,7 @@ Engines come and go on all of them. Whatever becomes of etcd, nobody loses a tra
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import time
@@ -74,6 +75,8 @@ def come_up(made: list[Daemon], number: int) -> SimulatedEngine:
 @pytest.fixture(scope="module")
 def fleet() -> Iterator[Fleet]:
     """All kvds are linked, and all engines warm: a few of them come up at once."""
+    # Beside other tests it takes longer than a test does, and the stacks of 128 threads would say nothing.
+    faulthandler.cancel_dump_traceback_later()
     with (
         etcd() as server,
         kvds(COUNT, server, **SLOW) as made,
