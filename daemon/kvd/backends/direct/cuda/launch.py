@@ -172,7 +172,6 @@ class Launcher:
 
         Raises:
             ValueError: they are not, and what was seen.
-            AttributeError: the driver cannot say.
         """
         told = compiled.metadata
         for name in ("global_scratch_size", "profile_scratch_size", "launch_cooperative_grid", "launch_pdl"):
@@ -208,7 +207,5 @@ class Launcher:
 def _library() -> Any:
     library = holding()
     for name, takes in _SIGNATURES.items():
-        # What a driver lacks is an error to who calls it: those before 12.4 have no cuFuncGetParamInfo.
-        if hasattr(library, name):
-            getattr(library, name).argtypes = takes
+        getattr(library, name).argtypes = takes
     return library
