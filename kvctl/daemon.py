@@ -68,6 +68,11 @@ def directory(settings: Settings) -> Path:
 def connected(settings: Settings) -> Iterator[Operator | RemoteOperator]:
     """A connection to the kvd, of this host or of --host; what goes wrong in the block comes out as a `KvctlError`."""
     if settings.host is None and settings.remote is None:
+        if settings.context_typed:
+            raise UsageError(
+                f"--context {settings.context} names hosts, and neither --host nor --fleet asks one",
+                "--fleet asks all of them, --host HOST one; without --context it is this host's kvd",
+            )
         with connected_here(settings) as operator:
             yield operator
         return
@@ -115,8 +120,17 @@ def known_hosts(settings: Settings) -> KnownHosts:
 
     if name := settings.context or contexts.in_use():
         return known.of_context(name, contexts.named(name))
-    with connected_here(replace(settings, host=None)) as operator:
-        return known.of_kvd(put(operator, query.GetStatus(), query.KvdStatus))
+    try:
+        with connected_here(replace(settings, host=None)) as operator:
+            return known.of_kvd(put(operator, query.GetStatus(), query.KvdStatus))
+    except DaemonUnreachable as error:
+        if error.code != client.Unreachable.code:
+            raise
+        raise DaemonUnreachable(
+            f"{error.message}, and no context is in use: other hosts and their keys are known from one of the two",
+            "start kvd here, or write a context: kvctl context --help",
+            error.code,
+        ) from error
 
 
 def fleet(settings: Settings, fetch: Callable[[Settings], T]) -> FleetAnswers[T]:

@@ -36,6 +36,11 @@ def span(seconds: float) -> str:
     return f"{int(seconds // 86400)}d{int(seconds % 86400 // 3600):02d}h"
 
 
+def counted(count: int, what: str) -> str:
+    """So many of something: ``1 transfer``, ``3 transfers``."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
 def now() -> datetime:
     """The moment that ages are counted from."""
     return datetime.now(UTC)

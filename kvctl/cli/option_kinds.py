@@ -8,7 +8,7 @@ from typing import Any
 import typer
 from typer.models import OptionInfo
 
-from kvctl.cli.parsing import count, one_of, seconds, some_of
+from kvctl.cli.parsing import count, one_of, seconds, size, some_of
 
 _option: Callable[..., OptionInfo] = typer.Option
 
@@ -26,6 +26,11 @@ def choices(name: str, known: Iterable[str], **more: Any) -> OptionInfo:
 def number(*names: str, **more: Any) -> OptionInfo:
     """A whole number above zero."""
     return _option(*names, metavar="N", parser=count, **more)
+
+
+def memory_size(*names: str, **more: Any) -> OptionInfo:
+    """A number of bytes, such as 512MiB."""
+    return _option(*names, metavar="SIZE", parser=size, **more)
 
 
 def duration(*names: str, **more: Any) -> OptionInfo:

@@ -30,10 +30,11 @@ _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 def near_misses(value: str, known: Iterable[str]) -> str:
     """What to say after a wrong ``value``: the near misses among ``known``, else all of them."""
     names = list(known)
-    return _meant(value, names) or (f"choose from {', '.join(names)}" if names else "")
+    return meant(value, names) or (f"choose from {', '.join(names)}" if names else "")
 
 
-def _meant(value: str, known: Iterable[str]) -> str:
+def meant(value: str, known: Iterable[str]) -> str:
+    """The near misses alone, empty where nothing is near: of names that are too many to list, or listed elsewhere."""
     names = {name.lower(): name for name in known}
     close = get_close_matches(value.lower(), names, n=3, cutoff=0.6)
     return f"did you mean {' or '.join(names[name] for name in close)}?" if close else ""
@@ -92,8 +93,8 @@ def parse_choice(text: str, known: tuple[str, ...]) -> str:
     """``text`` if it is one of ``known``; the error has the near misses."""
     if text in known:
         return text
-    meant = _meant(text, known)
-    raise ValueError(f"{text!r} is not one of {', '.join(known)}" + (f"; {meant}" if meant else ""))
+    near = meant(text, known)
+    raise ValueError(f"{text!r} is not one of {', '.join(known)}" + (f"; {near}" if near else ""))
 
 
 def one_of(*known: str) -> Callable[[str], str]:

@@ -27,8 +27,8 @@ TABLES = ("table", "wide", "folded")
 """Forms for people."""
 COLOR_MODES = get_args(ColorMode)
 KVDS = (
-    "state_dir", "log_level", "drain_seconds", "local", "peer", "liveness", "leases", "ledger", "orders", "access",
-    "metrics",
+    "state_dir", "log_level", "drain_seconds", "local", "peer", "membership", "liveness", "leases", "ledger", "orders",
+    "access", "metrics", "tracing",
 )  # fmt: skip
 """Keys of kvd's own settings."""
 OF_KVD = "that is a setting of kvd (kvd --config); kvctl has a file of its own: docs/cli.md"
@@ -71,8 +71,8 @@ class Settings:
 
     ``socket`` is what --socket or its like named (a path or a ZMQ address), ``runtime_dir`` the directory; both
     ``None`` means the default of `kvd.wire.names.runtime_dir`. ``host`` is another host whose kvd is asked, and
-    ``context`` names where its keys are. ``remote`` is that kvd once it is known how to ask it, and ``deadline`` when
-    all questions to it are over, in monotonic seconds.
+    ``context`` names where its keys are; ``context_typed`` says that it is meant for this command. ``remote`` is that
+    kvd once it is known how to ask it, and ``deadline`` when all questions to it are over, in monotonic seconds.
     """
 
     output: OutputFormat = "table"
@@ -83,6 +83,7 @@ class Settings:
     socket: str | None = None
     host: str | None = None
     context: str | None = None
+    context_typed: bool = False
     remote: RemoteKvd | None = None
     deadline: float | None = None
 
@@ -116,6 +117,7 @@ def resolve(flags: Iterable[Given], environ: Mapping[str, str], drawings: tuple[
         socket=where.socket,
         host=asked.host,
         context=_settled(levels, "context", str),
+        context_typed=any(level.context for level in levels if level.origin == Given.origin),
     )
 
 

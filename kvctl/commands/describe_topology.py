@@ -14,7 +14,7 @@ from kvctl.cli.parsing import bandwidth
 from kvctl.cli.talk import say
 from kvctl.engines.pair_options import ModelOption, planned_pair
 from kvctl.engines.pairs import described, suggested
-from kvctl.engines.sources import EngineId, load_pair, ready_row, source
+from kvctl.engines.sources import EngineId, load_pair, ready_row, source, tell_if_away
 from kvctl.errors import UsageError
 from kvctl.views.output import show_repeatedly
 from kvctl.views.topology.document import PairDocument, Topology, pair_document
@@ -205,6 +205,7 @@ def _from_kvd(settings: Settings, engine_id: str | None) -> Pairs:
     pairs = list(suggested(rows, ready_row(rows, engine_id) if engine_id else None))
     if not pairs:
         say(f"no pair of engines to describe: {_why_none(rows)}")
+    tell_if_away(*(row for pair in pairs for row in pair))
     return [(engine_geometry(a), engine_geometry(b)) for a, b in pairs]
 
 

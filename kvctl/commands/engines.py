@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, get_args
 
@@ -88,8 +88,9 @@ def engines(  # noqa: PLR0913 (options)
     """The engines that kvd knows, local ones and peers'.
 
     With -o wide also generation, place, policy, open leases, what became of the prompts of the last minute's requests,
-    and the engines whose handshake is done. With --fleet each engine of all known hosts, as its own kvd sees it, and
-    what all have in common stands above; exit code 4 where some hosts did not answer.
+    and PEERS: engines whose handshake is done, and kvds of other hosts that use it. With --fleet each engine of all
+    known hosts, as its own kvd sees it, and what all have in common stands above; exit code 4 where some hosts did not
+    answer.
     """
     columns = [*engine_columns((), wide=True), *([HOST] if fleet else [])]
     wanted = _EngineFilter(state, role, model, local or fleet, picking(columns, filters, sort, SORTS))
@@ -115,28 +116,29 @@ def engines(  # noqa: PLR0913 (options)
         return Engines(engines=shown)
 
     if fleet:
-        show_fleet(lambda: _fleet(settings, wanted), settings, watch)
+        show_fleet(lambda: _fleet(settings, wanted, watched=watch is not None), settings, watch)
     else:
         show_repeatedly(fetch, settings, watch)
 
 
-def _fleet(settings: Settings, wanted: _EngineFilter) -> FleetEngines:
+def _fleet(settings: Settings, wanted: _EngineFilter, *, watched: bool) -> FleetEngines:
     def fetch(of_host: Settings) -> list[tuple[EngineRow, tuple[OutcomeCount, ...]]]:
         rows = [row for row in daemon.engines(of_host) if row in wanted]
         served = {} if settings.output in WITHOUT_SERVED else _served(of_host)
         return [(row, served.get(row.engine.engine_id, ())) for row in rows]
 
     found = daemon.fleet(settings, fetch)
-    return FleetEngines(
-        engines=wanted.picking.of(
-            fleet_engine(host, engine_document(row, lately))
-            for host, rows in found.answers.items()
-            for row, lately in rows
-            # An engine on several hosts is told of by its home alone.
-            if (home := endpoint_name(row.endpoint)) == host or home not in found.answers
-        ),
-        **asked(found),
+    engines = wanted.picking.of(
+        fleet_engine(host, engine_document(row, lately))
+        for host, rows in found.answers.items()
+        for row, lately in rows
+        # An engine on several hosts is told of by its home alone.
+        if (home := endpoint_name(row.endpoint)) == host or home not in found.answers
     )
+    if not engines and not watched and found.answers:
+        which = str(replace(wanted, local=False))
+        say("no host that answered has an engine" + (f" that is {which}" if which else ""))
+    return FleetEngines(engines=engines, **asked(found))
 
 
 def _served(settings: Settings) -> dict[str, tuple[OutcomeCount, ...]]:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from kvctl.cli.parsing import near_misses
+from kvctl.cli.parsing import meant
 from kvctl.cli.settings import Settings
 from kvctl.errors import UsageError
 from kvctl.explained.entries import codes
@@ -38,9 +38,9 @@ def explain(
     known = codes()
     wanted = code.strip("[]").upper()
     if wanted not in known:
-        near = near_misses(wanted, known)
+        near = meant(wanted, known)
         raise UsageError(
-            f"there is no code {code!r}" + (f"; {near}" if near.startswith("did you mean") else ""),
+            f"there is no code {code!r}" + (f"; {near}" if near else ""),
             "kvctl explain lists all of them",
         )
     show(explanations_document(wanted), settings)

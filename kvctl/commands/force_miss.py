@@ -152,6 +152,8 @@ def _one_of(**given: bool) -> None:
 def _clear(settings: Settings, engine: str) -> None:
     message = order.ClearForced(engine_id=engine or only_decoder(settings))
     cleared = daemon.ask(settings, message, order.ForcedCleared)
+    if not cleared.order_ids:
+        say(f"{message.engine_id} has no order for further loads")
     show(ClearedOrders(engine_id=message.engine_id, order_ids=cleared.order_ids), settings)
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from kvctl.cli.parsing import near_misses
+from kvctl.cli.parsing import meant
 from kvctl.cli.settings import Settings
 from kvctl.errors import UsageError
 from kvctl.views.kinds import kinds_document
@@ -38,8 +38,9 @@ def schema(
         return
     known = {name.lower(): name for name in views()}
     if kind.lower() not in known:
+        near = meant(kind, known.values())
         raise UsageError(
-            f"no document of kind {kind!r}; {near_misses(kind, known)}", "kvctl schema lists them"
+            f"no document of kind {kind!r}" + (f"; {near}" if near else ""), "kvctl schema lists them"
         )
     form = settings.output if settings.output in ("yaml", "jsonl") else "json"
     sys.stdout.write(plain_text(json_schema(known[kind.lower()]), replace(settings, output=form)))

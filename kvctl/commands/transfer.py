@@ -50,9 +50,10 @@ def whole(settings: Settings, which: str, source: str = "") -> WholeTransfer:
         whose = " of your own engines" if answer.hidden else ""
         raise UsageError(
             f"no transfer {which!r}{whose} in {source or 'the ledger'}",
-            "kvctl transfers -o wide lists ids; old transfers are dropped, and a request that was computed has none",
+            f"kvctl transfers --filter 'request={which}*' lists ids that begin so; old transfers are dropped, and a"
+            " request that was computed has none",
         )
-    [newest] = found
+    newest = found[0]  # a kvd of another host may answer with more than was asked for
     record = newest.record
     same = msgspec.structs.replace(
         asked,

@@ -119,7 +119,9 @@ def transfers(  # noqa: PLR0913 (options)
 
     def fetch_all() -> FleetTransfers | FleetGroups:
         found = daemon.fleet(settings, lambda one: rows(one, asked, looked_at, checksum=checksum or ""))
-        return _whole(found, asked.order, wanted, most, by)
+        body = _whole(found, asked.order, wanted, most, by)
+        _say_if_none(found, body, watched=watch is not None)
+        return body
 
     if fleet:
         show_fleet(fetch_all, settings, watch)
@@ -145,6 +147,20 @@ def _whole(
         answer = TransferList(rows=first, total=total, more=more)
         return FleetGroups(groups=grouped(answer, by), **of_fleet(found))
     return FleetTransfers(total=total, transfers=documents[:most], **of_fleet(found))
+
+
+def _say_if_none(
+    found: FleetAnswers[TransferList], body: FleetTransfers | FleetGroups, *, watched: bool
+) -> None:
+    if (
+        watched
+        or not found.answers
+        or (body.groups.groups if isinstance(body, FleetGroups) else body.transfers)
+    ):
+        return
+    ledgers = "the ledgers of the hosts that answered"
+    total = sum(answer.total for answer in found.answers.values())
+    say(f"none of the {total} transfers in {ledgers} matches" if total else f"{ledgers} hold no transfer yet")
 
 
 def _those(answer: TransferList, documents: Iterable[TransferDocument]) -> TransferList:
@@ -181,6 +197,8 @@ def _nothing(
         return ""
     which = "those of your own engines" if answer.hidden else f"the {answer.total} transfers in {where}"
     found = f"none of {which} matches {filters}"
+    if asked.request_id:
+        found += f"; vLLM adds to ids: --filter 'request={asked.request_id}*' finds those that begin so"
     if asked.backend and asked.backend not in ADAPTERS:
         found += f"; there is no backend {asked.backend!r}, {near_misses(asked.backend, ADAPTERS)}"
     return f"{found}; leave out one of these, or see what there is with kvctl transfers --by pair, code or backend"

@@ -66,12 +66,12 @@ def workers(
         return Workers(workers=found)
 
     if fleet:
-        show_fleet(lambda: _fleet(settings, engine, wanted), settings, watch)
+        show_fleet(lambda: _fleet(settings, engine, wanted, watched=watch is not None), settings, watch)
     else:
         show_repeatedly(fetch, settings, watch)
 
 
-def _fleet(settings: Settings, engine: str | None, wanted: Picking) -> FleetWorkers:
+def _fleet(settings: Settings, engine: str | None, wanted: Picking, *, watched: bool) -> FleetWorkers:
     found = daemon.fleet(settings, daemon.workers)
     every = (
         fleet_worker(host, worker_document(row))
@@ -79,7 +79,12 @@ def _fleet(settings: Settings, engine: str | None, wanted: Picking) -> FleetWork
         for row in rows
         if engine in (None, row.engine_id) and (row.at is None or str(row.at) not in found.answers)
     )
-    return FleetWorkers(workers=wanted.of(every), **asked(found))
+    workers = wanted.of(every)
+    if not workers and not watched and found.answers:
+        of = f" of {engine}" if engine else ""
+        having = f" with {wanted}" if wanted.wanted else ""
+        say(f"no host that answered has a worker{of}{having}")
+    return FleetWorkers(workers=workers, **asked(found))
 
 
 def _why_none(settings: Settings, engine: str | None) -> str:

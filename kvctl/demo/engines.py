@@ -15,7 +15,7 @@ from kvctl.demo.engine import EngineAnswer, EngineProcess
 from kvctl.demo.engine_spec import EngineSpec
 from kvctl.demo.kinds import TINY
 from kvctl.demo.models import prompt
-from kvctl.demo.running import DemoOutcome, Running
+from kvctl.demo.running import ASKED, DemoOutcome, Running
 from kvctl.demo.screen import Board
 from kvctl.processes.daemons import two_hosts
 from kvctl.processes.errors import EngineStartFailed
@@ -49,7 +49,7 @@ def real(mode: Mode, backend: str, folder: Path, lasting: Path, board: Board) ->
         model = _written(folder, lasting / "models")
         board.end("model")
         board.begin("kvd", "starting two kvds, peers over loopback TCP")
-        hosts = stack.enter_context(two_hosts(folder))
+        hosts = stack.enter_context(two_hosts(folder, ASKED))
         board.end("kvd")
         names = ("prefill", "decode", "single")
         for name in names:

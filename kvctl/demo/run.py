@@ -134,6 +134,7 @@ def _keep(running: Running, *, loop: bool) -> None:
         f"kvctl --runtime-dir {here} describe-topology -o wide",
         f"kvctl --runtime-dir {here} transfers -o wide",
         f"kvctl --runtime-dir {here} engines",
+        f"kvctl --runtime-dir {here} status --fleet",
         f"kvctl --runtime-dir {there} workers",
         f"kvctl --runtime-dir {there} status",
         f"kvctl --runtime-dir {there} events",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import NoReturn
@@ -21,6 +21,8 @@ from kvctl.views.topology.document import Topology, pair_document
 from kvd.wire.query import EngineList, GetStatus, KvdStatus, ListEngines
 from kvd.wire.transfer import LedgerRow, ListTransfers, TransferList
 
+ASKED: Mapping[str, str] = {"KVD_ACCESS_HOSTS": "*"}
+"""Settings of both kvds: each answers operators at the other one, so that --fleet shows both."""
 PAUSE = 0.2
 """Seconds between two pairs of requests that are sent on and on."""
 LEDGER_SECONDS = 5.0

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvctl.demo.running import DemoOutcome, Running
+from kvctl.demo.running import ASKED, DemoOutcome, Running
 from kvctl.demo.screen import Board
 from kvctl.demo.simulated_model import BLOCK_TOKENS, MODEL, PERIOD
 from kvctl.processes.daemons import Kvd, two_hosts
@@ -51,7 +51,7 @@ def simulated(backend: str, folder: Path, board: Board) -> Iterator[Running]:
     """
     with unwinding() as stack:
         board.begin("kvd", "starting two kvds, peers over loopback TCP")
-        hosts = stack.enter_context(two_hosts(folder))
+        hosts = stack.enter_context(two_hosts(folder, ASKED))
         board.end("kvd")
         board.begin("workers", f"starting {PREFILL_RANKS} prefilling workers and {DECODE_RANKS} decoding one")
         workers: list[WorkerProcess] = []

@@ -147,7 +147,9 @@ def _had(name: str, what: str, make: Callable[[], str]) -> Evidence:
         text = redacted(make())
     except KvctlError as error:
         return Evidence(name, what, why=f"{error.message} [{error.code}]")
-    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+    except OSError as error:
+        return Evidence(name, what, why=f"cannot read {error.filename}: {error.strerror}")
+    except (ValueError, subprocess.TimeoutExpired) as error:
         return Evidence(name, what, why=str(error))
     if not text.strip():
         return Evidence(name, what, why="it is empty")

@@ -21,6 +21,7 @@ from kvctl.views.doctor import Check
 from kvctl.views.engines import endpoint_name
 from kvd.addresses import join_address
 from kvd.backends.registry import ADAPTERS
+from kvd.client.errors import Unreachable
 from kvd.wire.query import EngineList, EngineRow, GetStatus, KvdStatus, ListEngines, PeerRow, WorkerRow
 
 ROUNDS = 5
@@ -113,11 +114,12 @@ def _unanswered(error: KvctlError, mine: KvdStatus, place: str) -> Check:
             f"there, type kvctl keys trust '{public}' {endpoint_name(mine.endpoint)} --replace; then compare what kvctl"
             " keys show prints there and here",
         )  # fmt: skip
-    return _peer(
-        "failed", "PEER_SILENT", error.message,
-        f"there: does kvd run (systemctl status kvd), and does peer.listen name that port? Between: may this host reach"
-        f" {place}? {error.hint}".strip(),
-    )  # fmt: skip
+    asks = (
+        f"there: does kvd run (systemctl status kvd), and does peer.listen name that port? Between: may this host"
+        f" reach {place}?"
+    )
+    more = "" if error.code == Unreachable.code else f" {error.hint}"  # that asks the same
+    return _peer("failed", "PEER_SILENT", error.message, f"{asks}{more}".strip())
 
 
 def _there(mine: KvdStatus, place: str, theirs: KvdStatus | None) -> Iterator[Check]:

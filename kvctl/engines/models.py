@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kvctl.cli.parsing import near_misses
+from kvctl.cli.parsing import meant
 from kvctl.errors import CheckFailed, UsageError
 from kvd.geometry.errors import GeometryError
 from kvd.geometry.families import ModelShape, model_shape
@@ -32,8 +32,9 @@ def preset_shape(name: str) -> ModelShape:
     """The shape of a preset. Raises `UsageError` with the near misses where there is none of that name."""
     found = preset_named(name)
     if found is None:
+        near = meant(name, preset_names())
         raise UsageError(
-            f"no model {name!r}; {near_misses(name, preset_names())}",
+            f"no model {name!r}" + (f"; {near}" if near else ""),
             f"presets are {', '.join(preset_names())}; or give the path of a config.json",
         )
     path = _folder() / f"{found}.yaml"

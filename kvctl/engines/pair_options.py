@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer.models import OptionInfo
 
-from kvctl.cli.option_kinds import choices
-from kvctl.cli.parsing import size
+from kvctl.cli.option_kinds import choices, memory_size
 from kvctl.engines.sources import planned, tell_block_size
 from kvctl.errors import UsageError
 from kvd.backends.registry import MEASURED
@@ -28,23 +28,6 @@ RemoteOption = Annotated[
     str | None,
     typer.Option("--remote", metavar="OPTIONS", help="The engine of --model that is read from: tp=8."),
 ]
-BackendsOption = Annotated[
-    str | None,
-    choices(
-        "--backend",
-        MEASURED,
-        help="Which to try. [benchmark: all there are; replay: the recorded one]",
-    ),
-]
-MemoryOption = Annotated[
-    int,
-    typer.Option(
-        "--memory",
-        metavar="SIZE",
-        parser=size,
-        help="Most KV memory of both processes. [benchmark: 1GiB; replay: 2GiB]",
-    ),
-]
 NoVerifyOption = Annotated[bool, typer.Option("--no-verify", help="Do not compare the bytes that land.")]
 ToOption = Annotated[
     str | None,
@@ -58,6 +41,16 @@ KeyFileOption = Annotated[
     Path | None,
     typer.Option("--key-file", metavar="FILE", help="The pair of keys of both sides (kvd --new-keys FILE)."),
 ]
+
+
+def which_backends(unnamed: str) -> OptionInfo:
+    """The option for the transfer engines to try; ``unnamed`` are those without it."""
+    return choices("--backend", MEASURED, help=f"Which to try. [{unnamed}]")
+
+
+def most_memory(default: str) -> OptionInfo:
+    """The option for how much memory is taken."""
+    return memory_size("--memory", help=f"Most KV memory of both processes. [{default}]")
 
 
 def planned_pair(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvctl.cli.parsing import near_misses
+from kvctl.cli.parsing import meant, near_misses
 from kvctl.cli.settings import Settings
 from kvctl.cli.talk import say
 from kvctl.engines.models import (
@@ -137,6 +137,14 @@ def ready_row(rows: Sequence[EngineRow], engine_id: str) -> EngineRow:
     return row
 
 
+def tell_if_away(*rows: EngineRow) -> None:
+    """Say which of these engines are described as they were, since they are there no more or do not answer."""
+    for row in {row.engine.engine_id: row for row in rows}.values():
+        if row.state not in ("ready", "partial"):
+            why = f": {row.reason}" if row.reason else ""
+            say(f"engine {row.engine.engine_id!r} is {row.state}, and is described as it was{why}")
+
+
 def known_row(rows: Sequence[EngineRow], engine_id: str, else_: str = "") -> EngineRow:
     """The engine of that id. Raises `UsageError` when kvd knows none; ``else_``: what else may have been meant."""
     row = next((row for row in rows if row.engine.engine_id == engine_id), None)
@@ -170,7 +178,9 @@ def _from_file(path: Path, name: str, options: str) -> EngineGeometry:
 def _geometry(rows: Sequence[EngineRow], engine: EngineId) -> EngineGeometry:
     from kvctl.engines.cards import engine_geometry
 
-    return engine_geometry(ready_row(rows, engine.name))
+    row = ready_row(rows, engine.name)
+    tell_if_away(row)
+    return engine_geometry(row)
 
 
 def _ask(names: Sequence[str], settings: Settings) -> Sequence[EngineRow]:
@@ -185,8 +195,7 @@ def _ask(names: Sequence[str], settings: Settings) -> Sequence[EngineRow]:
 def _meant(names: Sequence[str], error: KvctlError) -> KvctlError:
     """Without a kvd a name that is nearly a preset's was probably meant to be one."""
     for name in names:
-        guess = near_misses(name, preset_names())
-        if guess.startswith("did you mean"):
+        if guess := meant(name, preset_names()):
             return DaemonUnreachable(
                 f"{name!r} is no preset ({guess}) and no file, and as for engines, {error.message}",
                 error.hint,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from kvctl import daemon
+from kvctl.cli.numbers import counted
 from kvctl.cli.settings import Settings
 from kvctl.errors import CheckFailed, RefusedError
 from kvctl.ledger.rows import every_row
@@ -35,7 +36,7 @@ class Gathered:
     def told(self) -> str:
         """What was exported, for a person."""
         unknown = [key[0] for key, engine in self.engines.items() if engine.geometry is None]
-        text = f"{len(self.rows)} transfers between {len(self.engines)} engines"
+        text = f"{counted(len(self.rows), 'transfer')} between {counted(len(self.engines), 'engine')}"
         if not unknown:
             return text
         names = ", ".join(sorted(set(unknown)))

@@ -115,7 +115,11 @@ def _columns(table: TextTable, console: Console) -> Iterator[Text]:
         else longest[at]
         for at, header in enumerate(table.headers)
     ]
-    below = _below(table.headers, least, console.width)
+    # A cell of several words is no id.
+    names = [
+        "" if any(" " in row[at].plain for row in rows) else header for at, header in enumerate(table.headers)
+    ]
+    below = _below(names, least, console.width)
     beside, named = _named_below([at for at in range(len(heads)) if at not in below], least, console.width)
     room = console.width - _GAP * (len(beside) - 1) - sum(least[at] for at in beside)
     widths = list(longest if room < 0 else least)

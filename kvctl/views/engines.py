@@ -46,7 +46,12 @@ class EngineDocument(Struct, frozen=True, kw_only=True):
         dict[str, Count],
         Meta(description="requests of the last minute by what became of their prompt; of local engines"),
     ]
-    peers: Annotated[tuple[str, ...], Meta(description="engines whose handshake with this one is done")]
+    peers: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="engines whose handshake with this one is done, and kvds of other hosts that use it"
+        ),
+    ]
     compatibility_class: Annotated[
         str,
         Meta(description="engines of one class fit, others may; empty while it is not complete"),

@@ -126,6 +126,8 @@ def target_text(target: Target) -> str:
     if isinstance(target, AllWaiting):
         return "all requests that wait for their KV"
     which = f"the next {target.count} loads" if target.count else "all further loads"
+    if target.count == 1:
+        which = "the next load"
     if target.ratio < 1:
         which += f", each with probability {target.ratio:g} (seed {target.seed})"
     return f"{which}, for {target.seconds:g} s at most"

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from kvctl.cli.numbers import clock, rate, size, span
+from kvctl.cli.numbers import clock, counted, rate, size, span
 from kvctl.cli.units import Count, Time
 from kvctl.ledger.slow_findings import SlowFinding, find
 from kvctl.ledger.slow_pairs import SlowPair, by_pair, slow_pair
@@ -47,10 +47,10 @@ def slow_document(answer: TransferList) -> Slow:
 def slow_screen(body: Slow, wide: bool) -> ScreenPart:
     """One pair a line, then the findings; when wide, each stage's times as well."""
     if body.oldest is None or body.newest is None:
-        return f"no transfer matches; the ledger has {body.total}"
+        return f"none of {body.total} transfers matches" if body.total else "the ledger holds no transfer yet"
     older = ", older ones match as well: --last looks at more" if body.more else ""
     lines: list[ScreenPart] = [
-        f"{body.looked_at} transfers from {clock(body.oldest)} to {clock(body.newest)}{older}",
+        f"{counted(body.looked_at, 'transfer')} from {clock(body.oldest)} to {clock(body.newest)}{older}",
         "",
         table(body.pairs, *pair_columns(wide)),
     ]

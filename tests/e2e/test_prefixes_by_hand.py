@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from kvd.vllm.prefixes.boundaries import Boundaries
 from kvd.vllm.prefixes.sharing import Prefixes
+from kvd.wire.frame import Message
+from kvd.wire.limits import MOST
 from kvd.wire.prefix import SCHEME_FACT, CheckPrefix, FindPrefix, PrefixFound, PrefixKept
 from kvd.wire.prefixes.hints import TAG_BYTES
-from tests.support.rigs.stepped import OURS, SteppedScheduler, attention, latents
+from tests.support.rigs.bench import GENERATION
+from tests.support.rigs.stepped import OURS, SteppedScheduler, WillingKvd, attention, latents
 
 pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore")]
 
@@ -96,9 +101,11 @@ class Holder:
         )
         return list(request.block_hashes)
 
-    def find(self, tokens: Sequence[int], most: int | None = None, salt: str = "") -> tuple[str, PrefixFound]:
+    def find(
+        self, tokens: Sequence[int], most: int | None = None, salt: str = "", reader: str = ""
+    ) -> tuple[str, PrefixFound]:
         self.asked += 1
-        reader = f"reader {self.asked}"
+        reader = reader or f"reader {self.asked}"
         scheme = self.stepped.scheduler.connector._engine.facts[SCHEME_FACT]
         question = FindPrefix(
             local_engine="asker",
@@ -189,6 +196,34 @@ def test_what_peers_read_is_given_away_later(model: Path) -> None:
     assert one.find([*newer, 9])[1].tokens < 3 * BLOCK
 
 
+@pytest.mark.usefixtures("kvd")
+def test_a_reader_that_was_told_twice_may_have_read_either(model: Path) -> None:
+    """Its kvd may ask an engine for its hints, and in the same moment all engines of a host that tells none."""
+    one, tokens = holder(model, pool=6, chunk=64), [1] * BLOCK * 3
+    one.stepped.arrive("r", [*tokens, 5], None, max_tokens=1)
+    one.stepped.run_out()
+    reader, first = one.find([*tokens, 9])
+    # Of five blocks it takes three: the prefix loses its last one.
+    one.stepped.arrive("other", [3] * BLOCK * 3, None, max_tokens=1)
+    one.stepped.run_out()
+    _, second = one.find([*tokens, 9], reader=reader)
+    assert 0 < second.tokens < first.tokens == 3 * BLOCK
+    assert not one.kept(reader)
+    assert one.kept(one.find([*tokens, 9])[0])
+
+
+@pytest.mark.usefixtures("kvd")
+def test_of_too_many_blocks_that_readers_were_told_of_the_oldest_are_forgotten(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvd.vllm.prefixes.holder.MOST_TOLD_BLOCKS", 6)
+    one, tokens = holder(model), list(range(10, 10 + 3 * BLOCK))
+    one.stepped.arrive("r", [*tokens, 5], None)
+    one.stepped.run_out()
+    readers = [one.find([*tokens, 9])[0] for _ in range(3)]
+    assert [one.kept(reader) for reader in readers] == [False, True, True]
+
+
 @pytest.mark.parametrize("ahead", [False, True], ids=["steps", "steps ahead"])
 @pytest.mark.parametrize("kinds", list(KINDS))
 @pytest.mark.usefixtures("kvd")
@@ -260,3 +295,66 @@ def test_each_prefix_that_is_found_is_hinted(model: Path, kinds: str) -> None:
         more += hinted > held
     assert found > 40
     assert more < found / 4, (more, found)
+
+
+@pytest.mark.parametrize(
+    "groups", [(attention,), (window,), (window, attention)], ids=["full", "window", "both"]
+)
+@pytest.mark.usefixtures("kvd")
+def test_who_asks_for_more_tokens_than_it_names_is_answered_as_one_who_does_not(
+    model: Path, groups: tuple[Any, ...]
+) -> None:
+    """Of layers with a window vLLM makes a list of as many blocks as are asked for: 2**59 of them are not there."""
+    one = Holder(SteppedScheduler(model, SHARING, [make(BLOCK) for make in groups], block=BLOCK))
+    tokens = list(range(10, 10 + 5 * BLOCK))
+    one.stepped.arrive("r", [*tokens, 5], None)
+    one.stepped.run_out()
+    honest = one.find([*tokens, 9])[1]
+    assert honest.tokens == 5 * BLOCK
+    for most in (7 * BLOCK, 1 << 20, MOST):
+        assert one.find([*tokens, 9], most)[1] == honest
+
+
+class Lying(WillingKvd):
+    """A kvd that holds of each prompt what it is told to say."""
+
+    def __init__(self, told: dict[str, Any]) -> None:
+        super().__init__()
+        self.told_found = told
+
+    def call(self, message: Message, timeout: float) -> Future[Message]:
+        future = super().call(message, timeout)
+        if isinstance(message, FindPrefix):
+            honest = PrefixFound(
+                tokens=2 * BLOCK, engine_id="p", generation=GENERATION, blocks=((1, 2),), first_blocks=(0,)
+            )
+            future.set_result(msgspec.structs.replace(honest, **self.told_found))
+        return future
+
+
+@pytest.mark.parametrize(
+    ("told", "computed"),
+    [
+        ({}, 0),
+        ({"tokens": 1 << 40}, 41),
+        ({"tokens": 41}, 41),
+        ({"tokens": BLOCK + 1}, 41),
+        ({"blocks": ()}, 41),
+        ({"blocks": ((1,), (2,))}, 41),
+        ({"first_blocks": (1 << 40,)}, 41),
+        ({"blocks": ((1, 1 << 40),)}, 41),
+        ({"engine_id": "d"}, 41),
+        ({"generation": ""}, 41),
+    ],
+    ids=str,
+)
+def test_an_answer_that_cannot_be_is_not_used_and_ends_no_engine(
+    model: Path, monkeypatch: pytest.MonkeyPatch, told: dict[str, Any], computed: int
+) -> None:
+    """vLLM takes it that no more tokens are loaded than a prompt has, and ends where there are."""
+    lying = Lying(told)
+    monkeypatch.setattr("kvd.vllm.connector.KvdSession", lambda card, push, **_: lying.open(card, push))
+    sharing = {**SHARING, "kv_connector_extra_config": {"prefixes": "on", "prefix_least": BLOCK}}
+    stepped = SteppedScheduler(model, sharing, [attention(BLOCK)], block=BLOCK)
+    stepped.arrive("r", range(10, 51), None)
+    assert sum(stepped.step()[0].values()) == computed

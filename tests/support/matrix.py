@@ -179,10 +179,10 @@ class NotHere:
 
 NOT_HERE = (
     NotHere(
-        "an engine with `kv_role` `kv_consumer` gives something away: what it has of an earlier turn to a prefiller "
-        "(`bidirectional_kv_xfer`), or a prompt that it is asked to prefill",
-        "without effect: the prefiller has the turn in its own cache, or computes it. `kv_both` "
-        "engines prefill, and read from each other",
+        "an engine with `kv_role` `kv_consumer` keeps something for others: what it has of an earlier turn for a "
+        "prefiller (`bidirectional_kv_xfer`), or a prompt that it is asked to prefill",
+        "without effect: the prefiller has the turn in its own cache, reads it out of the decoder's with "
+        "[`prefixes`](prefixes.md), or computes it. `kv_both` engines prefill, and read from each other",
         "a decoder would keep blocks that nobody may ever ask for, out of the memory that it decodes in",
     ),
     NotHere(

@@ -62,8 +62,9 @@ class Holder:
 
 
 @contextlib.contextmanager
-def holding(kvd: Daemon, engine: EngineFacts, tokens: int) -> Iterator[Holder]:
-    made = Holder(tokens)
+def holding(kvd: Daemon, engine: EngineFacts, tokens: int, one: Holder | None = None) -> Iterator[Holder]:
+    """The scheduler and the worker of an engine that is a `Holder`, or ``one`` that answers otherwise."""
+    made = one or Holder(tokens)
     with session(kvd, worker(engine)) as first, session(kvd, scheduler(engine), made.take) as made.session:
         made.generation = first.wait(lambda s: bool(s.engine_generation), LONG).engine_generation
         yield made

@@ -101,8 +101,8 @@ SERVED_MISSES = {
 """The same of tests of running servers."""
 
 READS_BACK = (
-    "a prefiller reads from a decoder what that has of an earlier turn. Engines of ours do not: a decoder keeps nothing"
-    " for prefillers, and `bidirectional_kv_xfer` is named as without effect"
+    "a prefiller reads from a decoder what that kept for it of an earlier turn. Engines of ours keep nothing for that:"
+    " `prefixes` reads what is in the cache, and `bidirectional_kv_xfer` is named as without effect"
 )
 UNFIT: dict[Path, tuple[Unfit, ...]] = {
     DECODES: (),

@@ -71,11 +71,9 @@ class Alarm:
 
     def rung(self) -> None:
         """Forget what it was set to, whether it has rung or not. What is set from here on rings again."""
-        with (
-            self._lock
-        ):  # first: what is set while it is read must not be taken for later than what has passed
+        # Both under the lock: a time that is set between them would be read away, and what is later than it never set.
+        with self._lock, contextlib.suppress(BlockingIOError):  # it never rang
             self._at = math.inf
-        with contextlib.suppress(BlockingIOError):  # it was set anew, or never rang
             os.read(self._fd, 8)
 
     def close(self) -> None:

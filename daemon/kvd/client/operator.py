@@ -24,7 +24,10 @@ from kvd.wire.reply import Refused
 
 PROBE_SECONDS = 2.0
 """How long the system may take to say whether anybody listens on a socket."""
-START_HINT = "see `systemctl status kvd`; on a host without one `kvd init` makes what it needs and says how to start it"
+START_HINT = (
+    "see `systemctl status kvd`; one in another directory is named by --runtime-dir; on a host without one `kvd init`"
+    " makes what it needs and says how to start it"
+)
 
 _EVENT = msgspec.msgpack.Decoder(KvdEvent)
 

@@ -43,8 +43,10 @@ from kvd.service.tracing.tracing import Tracing
 class Daemon:
     """All state of a daemon. ``config`` is replaced by a reload, ``draining`` and ``prepared`` are set once.
 
-    ``parts_given`` are parts of cards for peers, if there may be peers. ``push_places`` has the messages of pushes that
-    wait for an answer now. ``engine_changes`` is one more than how often engines came up or ended.
+    ``slices``, ``hints_told`` and ``prefix_questions`` are for long work: lists for operators, hints for other kvds,
+    and whom to ask for a prefix. ``parts_given`` are parts of cards for peers, if there may be peers. ``push_places``
+    has the messages of pushes that wait for an answer now. ``engine_changes`` is one more than how often engines came
+    up or ended.
     """
 
     config: Config
@@ -77,6 +79,8 @@ class Daemon:
     operators: Operators = field(default_factory=Operators)
     geometries: DocumentChecker = field(default_factory=DocumentChecker)
     slices: Slices = field(default_factory=Slices)
+    hints_told: Slices = field(default_factory=Slices)
+    prefix_questions: Slices = field(default_factory=Slices)
     listed_for_peers: Listed = field(default_factory=Listed)
     parts_given: PartsGiven | None = None
     tracing: Tracing | None = None

@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
+from kvd.service.slices import Slices, paced
 from kvd.service.sockets.acceptor import network_of
 from kvd.shown import escaped
 from kvd.wire.identity import Role
-from kvd.wire.outcomes import OutcomeRow
+from kvd.wire.outcomes import OutcomeCount, OutcomeRow
 from kvd.wire.prefixes.cache import PrefixesTaken
 from kvd.wire.query import KvdStatus
 
 REQUEST_SECONDS = 5.0
 """How long a connection lives, to the last byte of its answer."""
 MAX_HEAD_BYTES = 8192
+_HEAD_ENDS = re.compile(rb"\n\r?\n")
 MAX_CONNECTIONS = 64
 MAX_CONNECTIONS_HOST = 16
 """Of one address. Over both the oldest connection goes: of that address, or of the one that has most."""
@@ -45,6 +48,7 @@ class Told(NamedTuple):
 
 MetricsPage = tuple[int, str]
 Now = Callable[[], Awaitable[Told]]
+MakePage = Callable[[str], Awaitable[MetricsPage]]
 Visits = dict[Hashable, dict[asyncio.WriteTransport, None]]
 """Connections that are open, by address, the oldest first."""
 _LABELS = {"checksums": "result", "misses": "code", "traced": "result"}
@@ -65,33 +69,43 @@ def render(
     prefixes: Sequence[tuple[str, PrefixesTaken]] = (),
 ) -> str:
     """Counters as ``kvd_*_total``, gauges as ``kvd_*``; peers and engines are labels."""
-    lines = _counters(status)
+    return "".join(_lines(Told(status, served, engines, prefixes)))
+
+
+def _lines(told: Told) -> Iterator[str]:
+    """Each line by itself: of many engines there are tens of thousands, and others get their turns in between."""
+    for line in _each(told):
+        yield f"{line}\n"
+
+
+def _each(told: Told) -> Iterator[str]:
+    status = told.status
+    yield from _counters(status)
     for name, value in sorted(status.gauges.items()):
         metric = f"kvd_{_metric(name)}"
-        lines += [f"# TYPE {metric} gauge", f"{metric} {value:g}"]
+        yield f"# TYPE {metric} gauge"
+        yield f"{metric} {value:g}"
     if status.peers:
-        lines.append("# TYPE kvd_peer_up gauge")
-        lines += [
-            f'kvd_peer_up{{peer="{_label(str(p.endpoint))}"}} {int(p.state == "up")}' for p in status.peers
-        ]
-        lines.append("# TYPE kvd_peer_rtt_seconds gauge")
-        lines += [f'kvd_peer_rtt_seconds{{peer="{_label(str(p.endpoint))}"}} {p.rtt:g}' for p in status.peers]
-    lines += _served(served)
-    lines += _prefixes(prefixes)
-    if engines:
-        lines.append("# TYPE kvd_engine_info gauge")
-        lines += [
-            f'kvd_engine_info{{engine="{_label(e.engine_id)}",role="{e.role}",'
-            f'compatibility_class="{e.compatibility_class}"}} 1'
-            for e in engines
-        ]
-        lines.append("# TYPE kvd_engine_draining gauge")
-        lines += [f'kvd_engine_draining{{engine="{_label(e.engine_id)}"}} {int(e.draining)}' for e in engines]
-    lines += [
-        "# TYPE kvd_build_info gauge",
-        f'kvd_build_info{{version="{_label(status.version)}",kvd_id="{_label(status.kvd_id)}"}} 1',
-    ]
-    return "\n".join(lines) + "\n"
+        yield "# TYPE kvd_peer_up gauge"
+        for p in status.peers:
+            yield f'kvd_peer_up{{peer="{_label(str(p.endpoint))}"}} {int(p.state == "up")}'
+        yield "# TYPE kvd_peer_rtt_seconds gauge"
+        for p in status.peers:
+            yield f'kvd_peer_rtt_seconds{{peer="{_label(str(p.endpoint))}"}} {p.rtt:g}'
+    yield from _served(told.served)
+    yield from _prefixes(told.prefixes)
+    if told.engines:
+        yield "# TYPE kvd_engine_info gauge"
+        for e in told.engines:
+            yield (
+                f'kvd_engine_info{{engine="{_label(e.engine_id)}",role="{e.role}",'
+                f'compatibility_class="{e.compatibility_class}"}} 1'
+            )
+        yield "# TYPE kvd_engine_draining gauge"
+        for e in told.engines:
+            yield f'kvd_engine_draining{{engine="{_label(e.engine_id)}"}} {int(e.draining)}'
+    yield "# TYPE kvd_build_info gauge"
+    yield f'kvd_build_info{{version="{_label(status.version)}",kvd_id="{_label(status.kvd_id)}"}} 1'
 
 
 def _counters(status: KvdStatus) -> list[str]:
@@ -111,55 +125,62 @@ def _counters(status: KvdStatus) -> list[str]:
     return lines
 
 
-def _served(rows: Sequence[OutcomeRow]) -> list[str]:
+def _served(rows: Sequence[OutcomeRow]) -> Iterator[str]:
     """How requests were served, by engine, outcome and code (`kvd.wire.outcomes`); and leases that were claimed."""
-    counts = [
-        (
-            f'{{engine="{_label(r.engine_id)}",role="{r.role}",outcome="{n.outcome}",code="{_label(n.code)}"}}',
-            n,
-        )
-        for r in rows
-        for n in r.totals
-    ]
-    engines = [(f'{{engine="{_label(row.engine_id)}"}}', row) for row in rows if row.leases_total]
-    families = {
-        "kvd_requests_served_total": [f"{labels} {count.requests}" for labels, count in counts],
-        "kvd_prompt_tokens_served_total": [f"{labels} {count.tokens}" for labels, count in counts],
-        "kvd_prefills_kept_total": [f"{labels} {row.leases_total}" for labels, row in engines],
-        "kvd_prefills_claimed_total": [f"{labels} {row.claimed_total}" for labels, row in engines],
-    }
-    lines: list[str] = []
-    for name, samples in families.items():
-        if samples:
-            lines += [f"# TYPE {name} counter", *(f"{name}{sample}" for sample in samples)]
-    return lines
+    counts = [(row, count) for row in rows for count in row.totals]
+    engines = [row for row in rows if row.leases_total]
+
+    def outcome(row: OutcomeRow, count: OutcomeCount) -> str:
+        engine, code = _label(row.engine_id), _label(count.code)
+        return f'{{engine="{engine}",role="{row.role}",outcome="{count.outcome}",code="{code}"}}'
+
+    yield from _family(
+        "kvd_requests_served_total", (f"{outcome(row, count)} {count.requests}" for row, count in counts)
+    )
+    yield from _family(
+        "kvd_prompt_tokens_served_total", (f"{outcome(row, count)} {count.tokens}" for row, count in counts)
+    )
+    for name, of in (
+        ("kvd_prefills_kept_total", attrgetter("leases_total")),
+        ("kvd_prefills_claimed_total", attrgetter("claimed_total")),
+    ):
+        yield from _family(name, (f'{{engine="{_label(row.engine_id)}"}} {of(row)}' for row in engines))
 
 
-def _prefixes(taken: Sequence[tuple[str, PrefixesTaken]]) -> list[str]:
+def _prefixes(taken: Sequence[tuple[str, PrefixesTaken]]) -> Iterator[str]:
     """What engines here read of others' prefix caches, by the engine that they read from."""
-    labels = [f'engine="{_label(engine)}",source="{_label(one.source)}"' for engine, one in taken]
-    pairs = [(label, one) for label, (_, one) in zip(labels, taken, strict=True)]
-    families = {
-        "kvd_prefix_reads_total": [
-            f'{{{label},result="{result}"}} {count}'
-            for label, one in pairs
+
+    def label(engine: str, one: PrefixesTaken) -> str:
+        return f'engine="{_label(engine)}",source="{_label(one.source)}"'
+
+    yield from _family(
+        "kvd_prefix_reads_total",
+        (
+            f'{{{label(engine, one)},result="{result}"}} {count}'
+            for engine, one in taken
             for result, count in (("used", one.reads), ("lost", one.lost))
-        ],
-        "kvd_prefix_read_tokens_total": [f"{{{label}}} {one.tokens}" for label, one in pairs],
-        "kvd_prefix_read_bytes_total": [f"{{{label}}} {one.bytes}" for label, one in pairs],
-    }
-    lines: list[str] = []
-    for name, samples in families.items():
-        if samples:
-            lines += [f"# TYPE {name} counter", *(f"{name}{sample}" for sample in samples)]
-    return lines
+        ),
+    )
+    for name, of in (
+        ("kvd_prefix_read_tokens_total", attrgetter("tokens")),
+        ("kvd_prefix_read_bytes_total", attrgetter("bytes")),
+    ):
+        yield from _family(name, (f"{{{label(engine, one)}}} {of(one)}" for engine, one in taken))
 
 
-def page(path: str, told: Told) -> MetricsPage:
+def _family(name: str, samples: Iterator[str]) -> Iterator[str]:
+    """The series of a counter, if there is any."""
+    for number, sample in enumerate(samples):
+        if not number:
+            yield f"# TYPE {name} counter"
+        yield f"{name}{sample}"
+
+
+async def page(path: str, told: Told) -> MetricsPage:
     """The status code and the text for a path."""
     status = told.status
     if path == "/metrics":
-        return 200, render(*told)
+        return 200, "".join([line async for line in paced(_lines(told))])
     if path == "/readyz":
         why = "draining" if status.draining else escaped(status.comparing)
         return (503, f"{why}\n") if why else (200, "ready\n")
@@ -169,13 +190,23 @@ def page(path: str, told: Told) -> MetricsPage:
 async def listen(host: str, port: int, now: Now) -> asyncio.Server:
     """A listening server; ``now`` is called for each request. Raises `OSError` where the address cannot be had."""
     visits: Visits = {}
+    pages = Slices()
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         whose = network_of(writer.get_extra_info("peername"))
+
+        async def made(path: str) -> MetricsPage:
+            async with pages.turn(
+                (whose, "")
+            ):  # else as many are made in one turn of the loop as are asked for
+                if writer.transport.is_closing():
+                    raise ConnectionAbortedError
+                return await page(path, await now())
+
         _enter(visits, whose, writer.transport)
         try:
             async with asyncio.timeout(REQUEST_SECONDS):
-                await _answer(reader, writer, now)
+                await _answer(reader, writer, made)
                 writer.close()
                 await writer.wait_closed()
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
@@ -209,10 +240,8 @@ def _leave(visits: Visits, whose: Hashable, transport: asyncio.WriteTransport) -
             del visits[whose]
 
 
-async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, now: Now) -> None:
-    head = (await reader.readuntil(b"\n")).decode("latin-1").split()
-    while (await reader.readuntil(b"\n")).strip():
-        pass
+async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, made: MakePage) -> None:
+    head = (await _head(reader)).partition(b"\n")[0].decode("latin-1").split()
     if len(head) != 3 or not head[2].startswith("HTTP/1."):
         code, text = 400, "not HTTP/1\n"
     elif head[0] not in ("GET", "HEAD"):
@@ -220,7 +249,7 @@ async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, no
     elif (path := head[1].partition("?")[0]) == "/healthz":
         code, text = 200, "ok\n"
     else:
-        code, text = page(path, await now())
+        code, text = await made(path)
     body = text.encode()
     writer.write(
         f"HTTP/1.1 {code} {_REASONS[code]}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n"
@@ -229,6 +258,17 @@ async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, no
     if not head or head[0] != "HEAD":
         writer.write(body)
     await writer.drain()
+
+
+async def _head(reader: asyncio.StreamReader) -> bytes:
+    """The head of a request. Raises `asyncio.IncompleteReadError`, also where it has more bytes than are taken."""
+    head = bytearray()
+    while _HEAD_ENDS.search(head) is None:
+        chunk = await reader.read(MAX_HEAD_BYTES - len(head)) if len(head) < MAX_HEAD_BYTES else b""
+        if not chunk:
+            raise asyncio.IncompleteReadError(bytes(head), None)
+        head += chunk
+    return bytes(head)
 
 
 def _metric(name: str) -> str:

@@ -302,8 +302,8 @@ async def _metrics(config: Config, daemon: Daemon) -> asyncio.Server:
 
     async def now() -> metrics.Told:
         served = await outcomes.totals(daemon)
-        taken = daemon.prefix_counts.all_taken()
-        return metrics.Told(queries.status(daemon), served, outcomes.engines_told(daemon), taken)
+        engines, prefixes = outcomes.engines_told(daemon), outcomes.prefixes_told(daemon)
+        return metrics.Told(queries.status(daemon), served, engines, prefixes)
 
     try:
         return await metrics.listen(host, port, now)

@@ -105,8 +105,8 @@ class PushWithdraw(Request, tag="push_withdraw", frozen=True, kw_only=True):
 class LayersThere(msgspec.Struct, frozen=True, kw_only=True):
     """Layers of one group whose KV is complete as far as the sender supplies it.
 
-    Where the decoder reads by itself: readable up to ``tokens``, in these blocks of the prefiller's, which are kept
-    until the decoder withdraws or is done.
+    Where the decoder reads by itself: readable up to ``tokens``, in these blocks of the prefiller's. Once it has been
+    told of everything they are kept until it withdraws or is done; before that it hears if they are lost.
     """
 
     group: Count

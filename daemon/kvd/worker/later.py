@@ -31,16 +31,16 @@ class Later:
         self._closed = False
 
     def put(self, work: Callable[[], None]) -> None:
-        """Do this later; at once after `close`. Any thread may ask for it, none is woken for it now."""
+        """Do this later; at once after `close`, and where the system starts no thread for it.
+
+        Any thread may ask for it, none is woken for it now.
+        """
         with self._lock:
-            if not self._closed:
-                self._works.append(work)
-                self._alarm.by(time.monotonic() + LATER_SECONDS)
-                if self._thread is None:
-                    self._thread = threading.Thread(target=self._run, name="kvd-later", daemon=True)
-                    self._thread.start()
-                return
-        _do(work)
+            self._works.append(work)
+            self._alarm.by(time.monotonic() + LATER_SECONDS)
+            put_off = not self._closed and self._started()
+        if not put_off:
+            self.flush()
 
     def flush(self) -> None:
         """Do all of it now, on this thread."""
@@ -49,7 +49,10 @@ class Later:
                 work = self._works.popleft()
             except IndexError:  # the other thread had it
                 return
-            _do(work)
+            try:
+                work()
+            except Exception:  # what is left has to be done all the same
+                log.exception("something that was put off failed")
 
     def close(self, until: float) -> None:
         """Do all of it now; wait for the thread's end to time.monotonic() ``until``. Idempotent."""
@@ -63,14 +66,17 @@ class Later:
             self._alarm.close()
         self.flush()
 
+    def _started(self) -> bool:
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name="kvd-later", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:
+                return False
+            self._thread = thread
+        return True
+
     def _run(self) -> None:
         while not self._closed:
             self._alarm.wait()
             self.flush()
-
-
-def _do(work: Callable[[], None]) -> None:
-    try:
-        work()
-    except Exception:  # what is left has to be done all the same
-        log.exception("something that was put off failed")

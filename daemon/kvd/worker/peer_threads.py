@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from kvd.wire.agent import HeldPeer
 from kvd.wire.push import PushProgress
-from kvd.worker.cause import SHUTTING_DOWN
+from kvd.worker.cause import SHUTTING_DOWN, Cause, from_error
 from kvd.worker.context import WorkerContext
 from kvd.worker.load import Load
 from kvd.worker.peers.held import Evict
@@ -36,22 +36,14 @@ class PeerThreads:
         self.receive_threads: dict[str, ReceiveThread] = {}
         self._watch = Watch(self._look)
 
-    def begin(self, load: Load) -> bool:
-        """Have it read or pushed. False once this worker closes."""
-        thread = self._thread_of(load)
-        if thread is not None:
-            thread.begin(load)
-            self._watch.nudge()
-        return thread is not None
+    def begin(self, load: Load) -> Cause | None:
+        """Have it read or pushed. Why that is not so: this worker closes, or the system starts no further thread."""
+        return self._begin(load, self._thread_of)
 
     def read(self, load: Load) -> None:
         """Read a part of what is pushed to a worker that reads by itself."""
-        thread = self.pull_thread(load.order.prefill.engine_id)
-        if thread is None:
-            self._context.ends.refuse(load, SHUTTING_DOWN)
-        else:
-            thread.begin(load)
-            self._watch.nudge()
+        if cause := self._begin(load, self._puller_of):
+            self._context.ends.refuse(load, cause)
 
     def drop(self, load: Load) -> None:
         """Nobody waits for it any more. A pull that is posted runs on, since ending it would cost others their lane."""
@@ -66,10 +58,26 @@ class PeerThreads:
         if thread := threads.get(load.order.prefill.engine_id):
             thread.give_up(load)
 
+    def _begin(
+        self, load: Load, thread_of: Callable[[Load], PullThread | ReceiveThread | None]
+    ) -> Cause | None:
+        try:
+            thread = thread_of(load)
+        except RuntimeError as error:  # the peer's first load
+            return from_error(error, f"the thread of peer {load.order.prefill.engine_id}")
+        if thread is None:
+            return SHUTTING_DOWN
+        thread.begin(load)
+        self._watch.nudge()
+        return None
+
     def _thread_of(self, load: Load) -> PullThread | ReceiveThread | None:
         """The fork: the thread by which a load comes."""
-        engine_id = load.order.prefill.engine_id
-        return self._receive_thread(engine_id) if load.order.transfer_id else self.pull_thread(engine_id)
+        pushed = load.order.transfer_id
+        return self._receive_thread(load.order.prefill.engine_id) if pushed else self._puller_of(load)
+
+    def _puller_of(self, load: Load) -> PullThread | None:
+        return self.pull_thread(load.order.prefill.engine_id)
 
     def pull_thread(self, engine_id: str) -> PullThread | None:
         """The thread that pulls from a peer, made where it is the first; None once this worker closes."""

@@ -45,13 +45,13 @@ STOCK_SETTINGS: dict[str, StockSetting] = {
     "engine_ttl": StockSetting("NixlConnector", instead="a peer is forgotten when kvd says that it is gone"),
     "bidirectional_kv_xfer": StockSetting(
         "NixlConnector",
-        instead="a prefiller reads nothing from decoders; kv_both engines read from each other",
+        instead='"prefixes": "on" has a prefiller read what decoders have of earlier turns',
     ),
     "kv_recompute_threshold": StockSetting(
-        "NixlConnector", instead="it bounds what a prefiller reads from decoders, which none does here"
+        "NixlConnector", instead="prefix_least bounds what an engine reads of others' prefixes"
     ),
     "decoder_kv_blocks_ttl": StockSetting(
-        "NixlConnector", instead="it bounds what a decoder keeps for prefillers, and none does here"
+        "NixlConnector", instead="a decoder keeps nothing for prefillers, with prefixes neither"
     ),
     "mooncake_protocol": StockSetting(
         "MooncakeConnector", option="protocol", instead='it is of "backend": "mooncake", and this is another'

@@ -31,11 +31,18 @@ class StreamWatch(Generic[What]):
         self._closing = False
 
     def put(self, event: StreamEvent, what: What) -> None:
-        """Tell of ``what`` when the device has come to the event. Called by one thread; never waits."""
+        """Tell of ``what`` when the device has come to the event. Called by one thread; never waits.
+
+        Nobody is told where the system starts no thread for it.
+        """
         if self._closing:
             return
         if self._thread is None:
-            self._thread = InboxThread(self._name, "waiting for the device", self._rounds)
+            try:
+                self._thread = InboxThread(self._name, "waiting for the device", self._rounds)
+            except RuntimeError as error:
+                log.warning("the thread %s, which waits for the device: %s", self._name, error)
+                return
         self._thread.put((event, what))
 
     def stop(self) -> None:

@@ -50,10 +50,15 @@ class StreamGate:
         return there
 
     def put(self, load: Load, event: StreamEvent) -> None:
-        """Let it pass when ``event`` says so. Called by one thread."""
+        """Let it pass when ``event`` says so. Called by one thread, on which it is refused where no other can start."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="kvd-gate", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="kvd-gate", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                self._refused(load, from_error(error, "the thread that waits for the device"))
+                return
+            self._thread = thread
         self._inbox.put((load, event))
 
     def close(self, until: float) -> None:

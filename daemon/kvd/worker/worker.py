@@ -275,8 +275,8 @@ class WorkerHalf:
     # --- loads ---
 
     def _hand_over(self, load: Load) -> None:
-        if load.dropped or not self._peers.begin(load):
-            self._refuse_unannounced(load, load.dropped or SHUTTING_DOWN)
+        if cause := load.dropped or self._peers.begin(load):
+            self._refuse_unannounced(load, cause)
 
     def _drop(self, request_id: str) -> None:
         """Nobody waits for this load any more."""

@@ -55,7 +55,8 @@ def generate(settings: Settings, *, key_file: PairFile = None, list_file: ListFi
         )
         return
     say(
-        f"set peer.curve.key_file to {files.pair} and peer.curve.authorized_keys to {files.trusted} in kvd.yaml"
+        f"set peer.curve.key_file to {files.pair.absolute()} and peer.curve.authorized_keys to"
+        f" {files.trusted.absolute()} in kvd.yaml"
         + ("" if owned else f", and let kvd's user own the first: chown kvd: {files.pair}{_missing_user()}")
     )
 

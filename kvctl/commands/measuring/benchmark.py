@@ -43,7 +43,7 @@ def benchmark(  # noqa: PLR0913 - one for each option
     model: pair_options.ModelOption = None,
     local: pair_options.LocalOption = None,
     remote: pair_options.RemoteOption = None,
-    backends: pair_options.BackendsOption = None,
+    backends: Annotated[str | None, pair_options.which_backends("all there are")] = None,
     operations: Annotated[str | None, choices("--operation", OPERATIONS, help="[default: both]")] = None,
     tokens: Annotated[
         str | None,
@@ -66,7 +66,7 @@ def benchmark(  # noqa: PLR0913 - one for each option
         ),
     ] = None,
     rounds: Annotated[int | None, number("--rounds", help="[15; quick: 5]")] = None,
-    memory: pair_options.MemoryOption = 1 << 30,
+    memory: Annotated[int, pair_options.most_memory("1GiB")] = 1 << 30,
     devices: Annotated[
         str | None,
         typer.Option(

@@ -11,11 +11,11 @@ from kvctl.cli.parsing import number_or_zero, share
 from kvctl.cli.report_file import ReportOption
 from kvctl.cli.settings import Settings
 from kvctl.engines.pair_options import (
-    BackendsOption,
     KeyFileOption,
-    MemoryOption,
     NoVerifyOption,
     ToOption,
+    most_memory,
+    which_backends,
 )
 from kvctl.errors import UsageError
 
@@ -40,7 +40,7 @@ def replay(  # noqa: PLR0913 - one for each option
     trace: Annotated[
         str, typer.Argument(metavar="TRACE", help="A file, - for stdin, or an imported trace's name.")
     ],
-    backends: BackendsOption = None,
+    backends: Annotated[str | None, which_backends("the recorded one")] = None,
     no_coalesce: Annotated[
         bool, typer.Option("--no-coalesce", help="Also each without joining neighbouring blocks.")
     ] = False,
@@ -61,7 +61,7 @@ def replay(  # noqa: PLR0913 - one for each option
         float,
         typer.Option("--scale", metavar="SHARE", parser=share, help="Only this share of each prompt. [1]"),
     ] = 1.0,
-    memory: MemoryOption = 2 << 30,
+    memory: Annotated[int, most_memory("2GiB")] = 2 << 30,
     no_verify: NoVerifyOption = False,
     to: ToOption = None,
     key_file: KeyFileOption = None,

@@ -76,7 +76,7 @@ def drain(
     """
     if undo and (wait or grace is not None):
         raise UsageError("--undo ends a drain: --wait and --grace are for one that begins", "leave them out")
-    if not target and (undo or grace is not None):
+    if not target and (undo or wait or grace is not None):
         raise UsageError(
             "which engine? kvctl drain ENGINE, or the name of this host", "see kvctl engines --local"
         )
@@ -111,8 +111,9 @@ def _engine_of(settings: Settings, target: str) -> str:
     status = daemon.ask(settings, GetStatus(), KvdStatus)
     if target in (status.host, status.kvd_id, status.endpoint.host, str(status.endpoint)):
         return ""
+    near = near_misses(target, names) or "no engine is here"
     raise UsageError(
-        f"{target!r} is neither an engine of this host nor this host, {status.host}; {near_misses(target, names)}",
+        f"{target!r} is neither an engine of this host nor this host, {status.host}; {near}",
         "an engine is drained at the kvd of its own host",
     )
 
@@ -153,7 +154,7 @@ def _judge(settings: Settings, rows: Sequence[DrainRow], patience: float) -> Non
     who = "; ".join(_still(settings, row) for row in left)
     raise PeerTimeout(
         f"not drained within {typed_duration(round(patience, 3))}: {who}",
-        "give more --timeout, or end a lease with kvctl leases release",
+        "give more --timeout, or end a lease: kvctl leases release ID --yes",
     )
 
 

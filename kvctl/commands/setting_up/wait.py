@@ -68,7 +68,7 @@ def wait(
     reached: dict[str, float] = {}
     while True:
         left = deadline - time.monotonic()
-        asking = dataclasses.replace(settings, timeout=max(0.05, min(DEFAULT_TIMEOUT, left)))
+        asking = dataclasses.replace(settings, timeout=max(0.05, min(DEFAULT_TIMEOUT, round(left, 3))))
         try:
             states = _follow(asking, targets, goal, deadline, reached, began)
             break
@@ -80,7 +80,7 @@ def wait(
                 break
             if isinstance(error, DaemonUnreachable) and time.monotonic() + KNOCK_AGAIN > deadline:
                 raise DaemonUnreachable(
-                    f"{error.message}, for {typed_duration(round(deadline - began, 3))}",
+                    f"{error.message}; that was so for {typed_duration(round(deadline - began, 3))}",
                     error.hint,
                     error.code,
                 ) from error

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
+from kvctl.cli.numbers import counted
 from kvctl.cli.units import Count, filled
 from kvctl.ledger.slow_findings import SlowFinding
 from kvctl.ledger.slow_pairs import SlowPair
@@ -60,11 +61,12 @@ def fleet_slow(answers: Mapping[str, Slow], asked: Mapping[str, Any]) -> FleetSl
 def fleet_slow_screen(body: FleetSlow, wide: bool) -> ScreenPart:
     """One pair a line, then the findings."""
     if not body.looked_at:
-        return [f"no transfer matches; the ledgers have {body.total}", *unanswered_screen(body.unanswered)]
+        none = f"none of {body.total} transfers matches" if body.total else "the ledgers hold no transfer yet"
+        return [none, *unanswered_screen(body.unanswered)]
     older = ", older ones match as well: --last looks at more of each host" if body.more else ""
     remote, *others = pair_columns(wide)
     return [
-        f"{body.looked_at} transfers{older}",
+        f"{counted(body.looked_at, 'transfer')}{older}",
         "",
         differing(body.pairs, remote, Column("HOST", lambda one: one.host), *others, whole=wide),
         *findings_screen(body.findings),

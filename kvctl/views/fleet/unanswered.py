@@ -58,7 +58,8 @@ def show_fleet(fetch: Callable[[], Body], settings: Settings, every: float | Non
         more = f" and {len(missing) - MOST_NAMED} more" if len(missing) > MOST_NAMED else ""
         raise HostsUnanswered(
             f"{len(missing)} of {body.hosts} hosts did not answer: {names}{more}",
-            f"kvctl --host {missing[0].host} status says more of one",
+            (missing[0].hint if len(missing) == 1 else "")
+            or f"kvctl --host {missing[0].host} status says more of one",
         )
     return body
 

@@ -6,9 +6,9 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 
 from kvctl.cli.numbers import size, span
+from kvctl.views.registry import moment
 from kvctl.views.reports.bars import legend_html, track_html
 from kvctl.views.reports.page import Section, plain
 
@@ -127,17 +127,17 @@ def _hint(one: ReportedTransfer) -> str:
     return f"{one.request} {one.rank}, {span(one.seconds)}{f', {one.missed}' if one.missed else ''}"
 
 
-def _clock(moment: float, length: float) -> str:
+def _clock(unix: float, length: float) -> str:
     """A moment of the axis: the longer the axis, the coarser; with the day where it is longer than one."""
     if length >= 86400:
-        return f"{datetime.fromtimestamp(moment, UTC):%m-%d %H:%M}"
-    exact = datetime.fromtimestamp(moment, UTC).strftime("%H:%M:%S.%f")
+        return f"{moment(unix):%m-%d %H:%M}"
+    exact = moment(unix).strftime("%H:%M:%S.%f")
     return exact[:-3] if length < 10 else exact[:8]
 
 
 def _row(number: int, one: ReportedTransfer, longest: float) -> str:
     """One of the worst: what is known of it, its stages as a bar, and what takes the time."""
-    began = f"{datetime.fromtimestamp(one.began, UTC):%Y-%m-%d %H:%M:%S.%f}"[:-3]
+    began = f"{moment(one.began):%Y-%m-%d %H:%M:%S.%f}"[:-3]
     stages = sorted(one.stages.items(), key=lambda stage: -stage[1])
     taken = ", ".join(f"{name} {span(seconds)}" for name, seconds in stages if seconds > 0)
     again = ", ".join(f"{name} {span(seconds)}" for name, seconds in one.again)

@@ -25,7 +25,7 @@ class EngineDrain(Struct, frozen=True, kw_only=True):
     held: Annotated[Count, Meta(description="all that keeps it from being stopped, together; 0: stop it")]
     leases: Annotated[Count, Meta(description="leases that it gave and that are open")]
     claimed: Annotated[Count, Meta(description="those of them that somebody claimed; 0 unless it drains")]
-    reads: Annotated[Count, Meta(description="leases of others that it reads under")]
+    reads: Annotated[Count, Meta(description="leases of others that it reads under; 0 unless it drains")]
     prefills: Annotated[
         Count | None, Meta(description="requests that it computes for a decoder; null where it does not say")
     ]
@@ -59,7 +59,7 @@ def _engine(row: DrainRow) -> EngineDrain:
 def drains_screen(body: Drains, wide: bool) -> ScreenPart:
     """One engine a line."""
     notes = wide or any(engine.note for engine in body.engines)
-    return table(
+    rows = table(
         body.engines,
         Column("ENGINE", lambda e: e.engine_id),
         Column("ROLE", lambda e: e.role),
@@ -68,12 +68,14 @@ def drains_screen(body: Drains, wide: bool) -> ScreenPart:
         number("GRACE", lambda e: span(e.grace) if e.draining else None, wide),
         number("LEASES", lambda e: e.leases),
         number("CLAIMED", lambda e: e.claimed if e.draining else None, wide),
-        number("READS", lambda e: e.reads),
+        number("READS", lambda e: e.reads if e.draining else None),
         number("PREFILLS", lambda e: e.prefills),
         number("PUSHES", lambda e: e.pushes),
         number("LOADS", lambda e: e.loads),
         Column("NOTE", lambda e: e.note or "-", notes),
     )
+    later = "engines that come to this kvd later drain too: kvctl drain HOST --undo ends that"
+    return [rows, "", later] if body.host else rows
 
 
 def _state(engine: EngineDrain) -> str:

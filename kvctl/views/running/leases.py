@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
@@ -12,7 +12,7 @@ from kvctl.cli.numbers import span
 from kvctl.cli.units import Count, Seconds, Time
 from kvctl.views.engines import endpoint_name
 from kvctl.views.folded.rows import listing
-from kvctl.views.registry import View
+from kvctl.views.registry import View, moment
 from kvctl.views.screen import Column, ScreenPart, measure, names, number, state, table
 from kvd.wire.order import ForcePlan, LeaseEnding
 from kvd.wire.query import LeaseRow
@@ -104,9 +104,9 @@ def lease_document(row: LeaseRow, now: datetime) -> LeaseDocument:
         blocks=None if claimed else row.blocks,
         readers=row.readers,
         held_by=mine or others,
-        since=now - timedelta(seconds=max(0.0, row.age)),
+        since=moment(now.timestamp() - max(0.0, row.age)),
         age=max(0.0, row.age),
-        ends=now + timedelta(seconds=max(0.0, row.left)),
+        ends=moment(now.timestamp() + max(0.0, row.left)),
         left=max(0.0, row.left),
         endpoint=endpoint_name(row.endpoint),
     )

@@ -157,7 +157,7 @@ def transfer_columns(transfers: Sequence[TransferDocument], wide: bool) -> list[
         measure("SEQ", lambda t: t.seq, lambda t: t.seq, wide),
         names("TRANSFER", lambda t: t.transfer_id, wide),
         Column("BACKEND", lambda t: t.backend, wide),
-        Column("MODE", lambda t: t.mode, wide),
+        Column("MODE", lambda t: f"{t.mode}, prefix" if t.prefix else t.mode, wide),
         measure("TOKENS", lambda t: t.tokens, lambda t: t.tokens, wide),
         number("COPIES", copies, wide),
         Column("STAGES", stages, wide),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from kvctl.cli.settings import DEFAULT_TIMEOUT, Given, Settings, resolve
+from kvctl.cli.settings import DEFAULT_TIMEOUT, KVDS, Given, Settings, resolve
 from kvctl.errors import UsageError
+from kvd.service.config import Config
 
 
 @pytest.fixture
@@ -73,6 +75,10 @@ def test_a_wrong_config_file_says_what_is_wrong_where(config: Path, text: str, s
     config.write_text(text)
     with pytest.raises(UsageError, match=said):
         settle(KVCTL_CONFIG=str(config))
+
+
+def test_every_setting_of_kvd_is_known_for_one() -> None:
+    assert {*KVDS, "runtime_dir"} == {field.name for field in msgspec.structs.fields(Config)}
 
 
 def test_a_wrong_variable_is_named() -> None:

@@ -157,7 +157,7 @@ def test_schema_takes_a_kind_in_any_case(run: Run) -> None:
 def test_schema_names_near_misses(run: Run) -> None:
     outcome = run("schema", "Topologie")
     assert outcome.code == 2
-    assert "'Topologie'; did you mean topology" in outcome.err
+    assert "'Topologie'; did you mean Topology" in outcome.err
 
 
 def test_how_requests_were_served_is_asked_for_only_where_it_is_shown(run: Run, daemon: FakeDaemon) -> None:

@@ -121,6 +121,22 @@ def test_an_incomplete_engine_is_4_with_the_reason(run: Run, daemon: FakeDaemon)
     assert "'prefill-0' is partial, with 2 of 8 workers: 6 of 8 workers are missing" in outcome.err
 
 
+def test_an_engine_that_has_gone_is_described_as_it_was_and_that_is_said(
+    run: Run, daemon: FakeDaemon
+) -> None:
+    gone = msgspec.structs.replace(
+        engine_row("p", "prefill", 2), state="gone", reason="p/tp0: process 9 ended"
+    )
+    serve(daemon, engine_row("d", "decode", 2), gone)
+    for words in ((), ("d", "p")):
+        outcome = run("describe-topology", *words, "--socket", daemon.directory)
+        assert outcome.code == 0
+        assert "engine 'p' is gone, and is described as it was: p/tp0: process 9 ended" in outcome.err
+    serve(daemon, engine_row("d", "decode", 2), msgspec.structs.replace(gone, card=None, ranks=()))
+    assert "p (prefill, Qwen/Qwen3-8B, gone) only 1 can be described" in fails(run, daemon).err
+    assert fails(run, daemon, "d", "p").code == 4
+
+
 def test_no_pair_is_an_empty_document_and_a_reason_on_stderr(run: Run, daemon: FakeDaemon) -> None:
     serve(daemon, engine_row("d", "decode", 1))
     outcome = run("describe-topology", "-o", "json", "--socket", daemon.directory)

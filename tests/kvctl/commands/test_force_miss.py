@@ -14,6 +14,7 @@ from kvd.wire import query
 from kvd.wire.order import (
     AllWaiting,
     ClearForced,
+    ForcedCleared,
     ForceMiss,
     GetForced,
     LoadPart,
@@ -213,6 +214,12 @@ def test_an_order_can_be_looked_at_later_and_orders_are_ended(force: Force, daem
     code, body = force("--clear")
     assert (code, body["order_ids"]) == (0, [ORDER])
     assert asked(daemon, ClearForced) == [ClearForced(engine_id="decode-0")]
+
+
+def test_where_no_order_is_open_that_is_said(run: Run, daemon: FakeDaemon) -> None:
+    daemon.answers[ClearForced] = lambda _: ForcedCleared(order_ids=())
+    outcome = run("force-miss", "--clear", "--socket", daemon.directory)
+    assert (outcome.code, "decode-0 has no order for further loads" in outcome.err) == (0, True)
 
 
 def test_the_screen_shows_the_plan_and_then_the_timeline(run: Run, daemon: FakeDaemon) -> None:

@@ -271,10 +271,17 @@ def test_shares_are_of_the_time_of_all_transfers_together() -> None:
     assert pair.dominant == "wire"
 
 
+def test_a_read_of_a_prefix_is_told_by_its_mode(run: Run, daemon: FakeDaemon) -> None:
+    row = ledger_row(1, prefix=True)
+    daemon.answers[ListTransfers] = lambda _: TransferList(rows=(row,), total=1)
+    assert "  pull, prefix  " in run("transfers", "-o", "wide", "--socket", daemon.directory).out
+    assert run("slow", "--socket", daemon.directory).out.startswith("1 transfer from ")
+
+
 def test_slow_without_transfers_says_so(run: Run, daemon: FakeDaemon) -> None:
     daemon.answers[ListTransfers] = lambda _: TransferList(rows=(), total=7)
     outcome = run("slow", "--socket", daemon.directory)
-    assert (outcome.code, outcome.out) == (0, "no transfer matches; the ledger has 7\n")
+    assert (outcome.code, outcome.out) == (0, "none of 7 transfers matches\n")
 
 
 def test_an_answer_without_transfers_says_what_was_looked_for_and_what_else_to_look_for(
@@ -296,6 +303,8 @@ def test_an_answer_without_transfers_says_what_was_looked_for_and_what_else_to_l
         "kvctl: none of the 3 transfers in the ledger matches --engine decode-0 --code PEER_GONE --since 10m; leave"
         " out one"
     )
+    by_request = run("transfers", "--request", "cmpl-2", "--socket", daemon.directory).err
+    assert "vLLM adds to ids: --filter 'request=cmpl-2*' finds those that begin so" in by_request
     daemon.answers[ListTransfers] = lambda _: TransferList(rows=(), total=0)
     told = run("transfers", "--socket", daemon.directory).err
     assert told.startswith("kvctl: the ledger holds no transfer yet; ")

@@ -101,6 +101,9 @@ def test_an_unknown_model_is_2_with_near_misses(run: Run) -> None:
     outcome = run("describe-topology", "--model", "lama-3.1-70b")
     assert outcome.code == 2
     assert "no model 'lama-3.1-70b'; did you mean llama-3.1-70b" in outcome.err
+    nothing_near = run("describe-topology", "--model", "nothing").err
+    assert "no model 'nothing'; presets are deepseek-v3," in nothing_near
+    assert nothing_near.count("deepseek-v3") == 1
 
 
 def test_sizes_that_cannot_be_split_are_1_and_named_with_both_numbers(run: Run) -> None:

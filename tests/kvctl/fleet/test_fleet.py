@@ -193,6 +193,23 @@ def test_who_is_silent_is_named_and_not_waited_for(typed: Run, silent: str) -> N
     assert f"kvctl: 1 of 4 hosts did not answer: {silent}" in table.err
 
 
+def test_where_no_host_has_a_row_that_is_said(typed: Run) -> None:
+    for words, told in (
+        (("engines", "--role", "prefill"), "no host that answered has an engine that is prefill"),
+        (("workers", "--engine", "nobody"), "no host that answered has a worker of nobody"),
+        (("leases", "--engine", "nobody"), "no host that answered has an open lease of nobody"),
+        (("agents", "--engine", "nobody"), "no worker of nobody at a host that answered holds anything"),
+        (
+            ("transfers", "--engine", "nobody"),
+            "none of the 2 transfers in the ledgers of the hosts that answered",
+        ),
+        (("transfers", "--engine", "nobody", "--by", "pair"), "none of the 2 transfers in the ledgers"),
+    ):
+        answer = typed(*words, "--fleet")
+        assert answer.code == 0
+        assert told in answer.err
+
+
 def test_a_fleet_is_no_single_host_and_no_trace(typed: Run, fleet: Fleet) -> None:
     assert typed("--host", place(fleet["b"]), "engines", "--fleet").code == 2
     assert typed("transfers", "--fleet", "--from", "x").code == 2
@@ -261,3 +278,24 @@ def test_mistakes_in_contexts_are_named(run: Run, tmp_path: Path, monkeypatch: p
     missing = run("--context", "prod", "status", "--fleet")
     assert missing.code == 2
     assert "/nonexistent/host.keys" in missing.err
+
+
+def test_a_context_that_is_typed_for_one_host_alone_is_refused_and_not_passed_over(
+    typed: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = typed("engines", "--context", "prod")
+    assert refused.code == 2
+    assert "neither --host nor --fleet asks one; --fleet asks all of them, --host HOST one" in refused.err
+    monkeypatch.setenv("KVCTL_CONTEXT", "prod")
+    assert typed("engines").code == 0
+
+
+def test_without_a_kvd_and_a_context_no_other_host_is_known_and_both_are_named(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    for words in (("--fleet",), ("--host", "10.0.0.8")):
+        missing = run("engines", *words, "--runtime-dir", "/nonexistent")
+        assert missing.code == 3
+        assert "no kvd here: /nonexistent/kvd.sock does not exist, and no context is in use" in missing.err
+        assert "start kvd here, or write a context: kvctl context --help" in missing.err

@@ -241,6 +241,29 @@ def test_states_that_nobody_knows_and_times_beyond_calendars_are_shown(
                 assert "\x9b" not in shown.out
 
 
+@pytest.mark.parametrize("seconds", [1e12, -1e12])
+def test_leases_that_end_beyond_calendars_are_shown(
+    run: Run, context: Callable[..., str], seconds: float
+) -> None:
+    """One host with such a lease left the operator without an answer of the whole fleet."""
+    row = LeaseRow(engine_id="e", request_id="r", age=seconds, left=seconds)
+    with answering(plain(lambda _: LeaseList(rows=(row,)))) as place:
+        context(place)
+        for words in (("--host", place), ("--fleet",)):
+            for form in ("table", "wide", "json"):
+                shown = run("leases", *words, "-o", form)
+                assert shown.code == 0, shown.err
+
+
+def test_of_more_transfers_than_were_asked_for_the_first_is_shown(
+    run: Run, context: Callable[..., str]
+) -> None:
+    rows = (LedgerRow(7, _record(), 0.0), LedgerRow(6, _record(), 0.0))
+    with answering(plain(lambda _: TransferList(rows=rows, total=2))) as place:
+        context(place)
+        assert run("--host", place, "transfer", "t").code == 0
+
+
 def test_a_refusal_names_who_refused_and_is_short(run: Run, context: Callable[..., str]) -> None:
     said = [Refused(code="KVD-BUSY", message=ODD * 20, hint=ODD * 900), Refused(code=ODD, message="no")]
     with answering(plain(lambda _: said[0])) as place:

@@ -104,6 +104,15 @@ def test_an_id_too_long_for_its_row_stands_below_it_and_whole(
     )
 
 
+def test_a_cell_of_several_words_is_no_id_and_stays_in_its_row() -> None:
+    shown = TextTable(["REQUEST", "BYTES", "COPIES"], [["8192 tokens", "4.83 MiB", "16"]])
+    assert on_screen(shown, 23) == [
+        "REQUEST      BYTES",
+        "8192 tokens  4.83 MiB",
+        "  COPIES 16",
+    ]
+
+
 def test_prose_goes_on_between_words_and_a_path_is_never_broken() -> None:
     path = "/var/lib/kvd/ledger.sqlite3.damaged-1795446946106258227"
     rows = [["kvd", f"a damaged ledger was set aside and it is {path} in its state directory"]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 import threading
 import time
@@ -54,6 +55,25 @@ def test_what_is_set_after_it_rang_rings_again(alarm: Alarm) -> None:
         alarm.wait()
     alarm.by(time.monotonic() + LONG)
     assert not rings(alarm)
+
+
+def test_what_is_set_while_another_thread_forgets_rings(
+    alarm: Alarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = threading.Thread(target=alarm.now)
+    read = os.read
+
+    def interrupted(fd: int, size: int) -> bytes:
+        other.start()
+        other.join(0.2)  # it is done by now where nothing keeps it out
+        return read(fd, size)
+
+    monkeypatch.setattr("kvd.client.alarm.os.read", interrupted)
+    alarm.rung()
+    monkeypatch.undo()
+    other.join()
+    alarm.now()
+    assert rings(alarm, 1.0)
 
 
 def test_to_forget_one_that_has_not_rung_waits_for_nothing(alarm: Alarm) -> None:

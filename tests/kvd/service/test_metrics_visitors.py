@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
 from kvd.service import metrics
+from kvd.service.metrics import render
 from kvd.wire.identity import Endpoint
 from kvd.wire.query import KvdStatus
 
@@ -99,3 +102,56 @@ def test_who_reads_nothing_is_ended_and_costs_no_descriptor(monkeypatch: pytest.
             one.close()
 
     served(talk, large)
+
+
+def test_a_head_without_an_end_is_cut_and_costs_nothing() -> None:
+    """Lines of two bytes were taken for five seconds, of each connection as many as came."""
+
+    async def talk(port: int) -> None:
+        loop = asyncio.get_running_loop()
+        for lines in (b"a\n" * metrics.MAX_HEAD_BYTES, b"a" * metrics.MAX_HEAD_BYTES + b"\n\n"):
+            with await connected(port) as one, contextlib.suppress(ConnectionError):
+                await loop.sock_sendall(one, b"GET /healthz HTTP/1.1\n" + lines)
+                async with asyncio.timeout(metrics.REQUEST_SECONDS / 2):
+                    assert await loop.sock_recv(one, 100) == b""
+
+    served(talk, large)
+
+
+@pytest.mark.parametrize("end", [b"\r\n\r\n", b"\n\n", b"\r\nHost: a\r\n\r\n", b"\nHost: a\n\r\n"])
+def test_a_head_may_come_byte_by_byte(end: bytes) -> None:
+    async def talk(port: int) -> None:
+        loop = asyncio.get_running_loop()
+        with await connected(port) as one:
+            for byte in b"GET /healthz HTTP/1.1" + end:
+                await loop.sock_sendall(one, bytes((byte,)))
+                await asyncio.sleep(0)
+            assert (await loop.sock_recv(one, 100)).startswith(b"HTTP/1.1 200")
+
+    served(talk, large)
+
+
+def test_pages_are_made_one_after_the_other_with_turns_in_between() -> None:
+    """Eight of them took one turn of the loop of as many pages' time."""
+    turns: list[float] = []
+
+    async def watch() -> None:
+        while True:
+            began = time.monotonic()
+            await asyncio.sleep(0)
+            turns.append(time.monotonic() - began)
+
+    async def talk(port: int) -> None:
+        kept = [await connected(port, SCRAPE) for _ in range(8)]
+        watching = asyncio.create_task(watch())
+        for one in kept:
+            assert await asyncio.get_running_loop().sock_recv(one, 100)
+        watching.cancel()
+        for one in kept:
+            one.close()
+
+    began = time.monotonic()
+    render(LARGE)
+    alone = time.monotonic() - began
+    served(talk, large)
+    assert max(turns) < 4 * alone, (max(turns), alone)

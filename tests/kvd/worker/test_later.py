@@ -11,6 +11,7 @@ import pytest
 from kvd.worker import later
 from kvd.worker.later import LATER_SECONDS, Later
 from kvd.worker.orders import StepOrders
+from tests.support.no_threads import refuse_threads
 from tests.support.rigs.bench import order, prefill, ready
 from tests.support.rigs.pull import Rig
 
@@ -37,6 +38,15 @@ def test_work_is_done_later_on_another_thread(works: Later) -> None:
     assert done.wait(SECONDS)
     ((at, thread),) = found
     assert (at >= began + LATER_SECONDS, thread) == (True, "kvd-later")
+
+
+def test_where_the_system_starts_no_thread_work_is_done_at_once(
+    works: Later, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_threads(monkeypatch, "kvd-later")
+    found: list[str] = []
+    works.put(lambda: found.append("at once"))
+    assert found == ["at once"]
 
 
 def test_a_flush_does_it_here_and_once(works: Later, monkeypatch: pytest.MonkeyPatch) -> None:

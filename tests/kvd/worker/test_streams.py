@@ -10,6 +10,7 @@ import pytest
 from kvd.wire.push import PushAnnounce
 from kvd.worker import worker
 from kvd.worker.orders import LoadOrder, StepOrders
+from tests.support.no_threads import refuse_threads
 from tests.support.rigs.bench import eventually, order, prefill, ready
 from tests.support.rigs.pull import Rig
 from tests.support.rigs.push import PushRig, pushed
@@ -73,6 +74,19 @@ def test_a_step_without_loads_makes_no_mark(rig: Rig, device: Device) -> None:
     step(rig)
     assert device.queued == 0
     assert rig.decoder._gate._thread is None
+
+
+def test_where_the_system_starts_no_thread_a_load_that_must_wait_is_a_miss(
+    rig: Rig, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_threads(monkeypatch, "kvd-gate")
+    step(rig, order(prefill(((5, 6),)), (2, 9)))
+    assert rig.results().failed == {"d-1"}
+    assert "waits for the device: RuntimeError" in rig.causes()["d-1"]
+    monkeypatch.undo()
+    step(rig, order(prefill(((5, 6),)), (2, 9), request_id="d-2"))
+    device.done = device.queued
+    assert rig.results().failed == set()
 
 
 def test_where_the_device_is_never_behind_there_is_no_gate(rig: Rig) -> None:

@@ -20,6 +20,7 @@ from kvd.wire.reply import Ok, Refused
 from kvd.worker.host.locality import ranges
 from kvd.worker.orders import StepOrders
 from kvd.worker.settings import ConnectorSettings
+from tests.support.no_threads import refuse_threads
 from tests.support.rigs.bench import cache_config, eventually, full, order, prefill, ready
 from tests.support.rigs.pull import BLOCKS, Rig
 
@@ -352,6 +353,16 @@ def test_closing_gives_up_what_is_on_the_way(rig: Rig) -> None:
     assert rig.script.closed
     assert rig.backend.closed
     assert not [t for t in threading.enumerate() if t.name in ("kvd-watch", "kvd-lane-p") and _of(rig, t)]
+
+
+def test_a_peer_for_which_the_system_starts_no_thread_is_a_miss_and_the_step_goes_on(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.decoder._peers.pull_threads.pop("p").stop()
+    refuse_threads(monkeypatch, "kvd-lane")
+    rig.start(order(prefill(((5, 6),)), (2, 9)))
+    assert rig.results().failed == {"d-1"}
+    assert rig.causes() == {"d-1": "the thread of peer p: RuntimeError: can't start new thread"}
 
 
 def test_nothing_begins_after_the_close(rig: Rig) -> None:

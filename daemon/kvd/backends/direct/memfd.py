@@ -70,13 +70,18 @@ class MemfdView:
 
         Raises:
             OSError: it cannot be opened or mapped; ESTALE where the descriptor is of another file by now, EPERM where
-                its owner might shrink it, which would be a SIGBUS for us.
+                its owner might shrink it, which would be a SIGBUS for us, EINVAL where it is smaller.
         """
         fd = os.open(f"/proc/{pid}/fd/{memory.fd}", os.O_RDONLY | os.O_CLOEXEC)
         try:
-            inode = os.fstat(fd).st_ino
-            if inode != memory.inode:
-                raise OSError(errno.ESTALE, f"descriptor {memory.fd} is of inode {inode} now")
+            found = os.fstat(fd)
+            if found.st_ino != memory.inode:
+                raise OSError(errno.ESTALE, f"descriptor {memory.fd} is of inode {found.st_ino} now")
+            if not 0 <= memory.offset <= found.st_size - length:
+                wanted = f"{length} bytes at {memory.offset}"
+                raise OSError(
+                    errno.EINVAL, f"descriptor {memory.fd} has {found.st_size} bytes, wanted are {wanted}"
+                )
             if not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
                 raise OSError(errno.EPERM, f"descriptor {memory.fd} is not sealed against shrinking")
             skip = memory.offset % mmap.ALLOCATIONGRANULARITY

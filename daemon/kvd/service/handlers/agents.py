@@ -58,9 +58,10 @@ async def evict_peer(daemon: Daemon, caller: Caller, message: EvictPeer) -> Evic
     before = _of(await _rows(daemon, workers, message.engine_id), message)
     if all(row.held is None for row in before):
         held = {row.held.engine_id for row in await _rows(daemon, workers) if row.held is not None}
+        others = f"; they do of {few(sorted(held))}" if held else ", nor of any other peer"
         raise RequestRefused(
             "KVD-EVICT-UNKNOWN",
-            f"no worker here holds anything of {name}; they do of {few(sorted(held), count=len(held)) or 'nobody'}",
+            f"no worker here holds anything of {name}{others}",
             hint="`kvctl agents` lists what they hold; it may have been given up meanwhile",
         )
     busy = [row for row in before if row.held is not None and row.held.loads]

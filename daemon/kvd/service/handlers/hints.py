@@ -5,10 +5,12 @@ Only of an engine whose card it was given is a kvd told, as it may ask for prefi
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 from kvd.service.daemon import Daemon
 from kvd.service.handlers.hosts import knows_engine
+from kvd.service.handlers.pages import whose
 from kvd.service.handlers.senders import scheduler_of
 from kvd.service.sockets.router import Caller
 from kvd.wire.identity import HERE
@@ -25,19 +27,30 @@ async def tell_hints(daemon: Daemon, caller: Caller, message: TellHints) -> Hint
     """Take what an engine's scheduler tells. Raises `RequestRefused` for anyone else."""
     client = scheduler_of(daemon, caller, message.engine_id)
     daemon.counters["prefixes.hints"] += 1
-    version = daemon.hints.take((HERE, message.engine_id), client.incarnation, message.change)
+    version = daemon.hints.take((HERE, message.engine_id), client.incarnation, message.change, client.uid)
     return HintsTaken(version=version)
 
 
 async def get_hints(daemon: Daemon, caller: Caller, message: GetHints) -> HintsTold:
-    """What is new of engines here whose cards the asking kvd was given, once there is anything."""
-    await daemon.hints.paused(min(message.after, LONGEST_PAUSE))
-    until = time.monotonic() + WAIT_SECONDS
-    while not (news := _news(daemon, caller, message)):
-        left = until - time.monotonic()
-        if left <= 0 or daemon.hints.closed:
-            break
-        await daemon.hints.woken(left)
+    """What is new of engines here whose cards the asking kvd was given, once there is anything.
+
+    Of each connection one question waits. Answers are made one at a time, as any may have megabytes.
+    """
+    asking = daemon.hints.ask(caller.route)
+    try:
+        await asking.paused(min(message.after, LONGEST_PAUSE))
+        until = time.monotonic() + WAIT_SECONDS
+        while True:
+            asking.change.clear()
+            async with daemon.hints_told.turn(whose(caller)):
+                news = _news(daemon, caller, message)
+                await asyncio.sleep(0)
+            left = until - time.monotonic()
+            if news or asking.over or left <= 0:
+                break
+            await asking.woken(left)
+    finally:
+        daemon.hints.answered(caller.route, asking)
     daemon.counters["prefixes.hints_given"] += len(news)
     return HintsTold(engines=news)
 

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Iterator
+from itertools import groupby
 
 import msgspec
 
@@ -19,6 +20,7 @@ from kvd.service.peers.link import PeerLink
 from kvd.service.permission import EVERYTHING, Sight
 from kvd.service.sockets.router import Caller
 from kvd.wire.outcomes import GetOutcomes, OutcomeRow, Outcomes, ReportOutcomes
+from kvd.wire.prefixes.cache import PrefixesTaken
 from kvd.wire.reply import Ok
 
 PEER_SECONDS = 1.0
@@ -27,6 +29,11 @@ MOST_PEERS = 64
 """Most of them that are asked."""
 MOST_TOLD = 256
 """Most engines of one user that are labels in metrics: four times what a host runs."""
+
+MOST_TOLD_BYTES = 4 << 20
+"""Most that the lines of one user's engines have there, roughly; 64 busy ones have half a megabyte."""
+LINE_BYTES = 128
+"""What a line has beside names that others choose."""
 
 _PLACES = msgspec.json.Decoder(str)
 
@@ -55,18 +62,62 @@ async def from_peer(daemon: Daemon, caller: Caller, message: GetOutcomes) -> Out
 
 
 async def totals(daemon: Daemon) -> tuple[OutcomeRow, ...]:
-    """All counts since kvd has known the engines, for metrics: of each user `MOST_TOLD` engines, the first ones."""
-    told: Counter[int] = Counter()
+    """All counts since kvd has known the engines, for metrics: of each user `MOST_TOLD` engines, the first ones.
+
+    They are fewer where their lines would have more than `MOST_TOLD_BYTES`.
+    """
+    room = _Room()
 
     def rows() -> Iterator[OutcomeRow | None]:
         for engine_id in sorted(daemon.outcomes.engine_ids):
             engine, row = daemon.registry.engines.get(engine_id), None
-            if engine is not None and told[engine.uid] < MOST_TOLD:
-                told[engine.uid] += 1
+            if engine is not None and room.left(engine.uid):
                 row = daemon.outcomes.row(engine.facts, 0.0, 0.0)
+                lines = 2 + 2 * len(row.totals)
+                codes = 2 * sum(len(one.code) for one in row.totals)
+                row = row if room.take(engine.uid, lines * (LINE_BYTES + _size(engine_id)) + codes) else None
             yield row
 
     return tuple(await daemon.slices.collect(rows()))
+
+
+def prefixes_told(daemon: Daemon) -> tuple[tuple[str, PrefixesTaken], ...]:
+    """What engines here read of others' prefix caches, for metrics, within the same bounds."""
+    room = _Room()
+    found: list[tuple[str, PrefixesTaken]] = []
+    for engine_id, taken in groupby(sorted(daemon.prefix_counts.all_taken(), key=_engine_of), key=_engine_of):
+        engine, every = daemon.registry.engines.get(engine_id), list(taken)
+        lines = 4 * sum(LINE_BYTES + _size(engine_id) + _size(one.source) for _, one in every)
+        if engine is not None and room.left(engine.uid) and room.take(engine.uid, lines):
+            found += every
+    return tuple(found)
+
+
+class _Room:
+    """What is left of the page of metrics for each user's engines."""
+
+    def __init__(self) -> None:
+        self._engines: Counter[int] = Counter()
+        self._bytes: Counter[int] = Counter()
+
+    def left(self, uid: int) -> bool:
+        """Whether there is any."""
+        return self._engines[uid] < MOST_TOLD and self._bytes[uid] < MOST_TOLD_BYTES
+
+    def take(self, uid: int, size: int) -> bool:
+        """Whether an engine whose lines have about so many bytes is told of."""
+        self._engines[uid] += 1
+        self._bytes[uid] += size
+        return self._bytes[uid] <= MOST_TOLD_BYTES
+
+
+def _engine_of(one: tuple[str, PrefixesTaken]) -> str:
+    return one[0]
+
+
+def _size(text: str) -> int:
+    """Bytes of a text on the page; control characters are written out there."""
+    return len(text.encode(errors="surrogatepass"))
 
 
 def engines_told(daemon: Daemon) -> tuple[EngineTold, ...]:

@@ -7,6 +7,7 @@ for what nobody has. Of the holders only those are asked that hold enough by the
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import random
 from collections.abc import Awaitable, Iterable, Iterator
 from typing import NamedTuple
@@ -18,6 +19,7 @@ from kvd.service.engines.local_engine import Client, LocalEngine
 from kvd.service.errors import RequestRefused
 from kvd.service.handlers.forwarding import ask_client, ask_peer, is_ours
 from kvd.service.handlers.hosts import knows_engine
+from kvd.service.handlers.pages import whose
 from kvd.service.handlers.senders import registered, scheduler_of
 from kvd.service.prefixes.hints import Hint
 from kvd.service.prefixes.tags import PromptTags
@@ -33,6 +35,8 @@ NEXT_SECONDS = 0.02
 MOST_HOLDERS = 4
 """Holders that are asked, one after the other, because of their hints."""
 NOTHING = PrefixFound()
+UNTOLD = PrefixKept(kept=False, reason="nobody was told of a prefix there under that name")
+"""What whoever was not given the holder's card is answered: the holder is not asked."""
 
 
 class _Hinted(NamedTuple):
@@ -54,15 +58,18 @@ async def find_prefix(daemon: Daemon, caller: Caller, message: FindPrefix) -> Pr
     prompt = PromptTags(message.hashes, message.hash_tokens)
     hinted: list[_Hinted] = []
     unknown: set[tuple[Endpoint, str]] = set()
-    async for where, engine_id, hint in paced(_readable(daemon, client, asker, message.scheme)):
-        if hint is None:
-            # One question reaches all engines of another kvd.
-            unknown.add((where, engine_id if where == HERE else ""))
-        elif (held := hint.held(prompt)) and held + hint.step > message.beyond:
-            hinted.append(_Hinted(held, where == HERE, where, engine_id))
-    for where in {where for where, _ in unknown if where != HERE}:
+    async with daemon.prefix_questions.turn(whose(caller)):
+        async for where, engine_id, hint in paced(_readable(daemon, client, asker, message.scheme)):
+            if hint is None:
+                # One question reaches all engines of another kvd.
+                unknown.add((where, engine_id if where == HERE else ""))
+            elif (held := hint.held(prompt)) and held + hint.step > message.beyond:
+                hinted.append(_Hinted(held, where == HERE, where, engine_id))
+        await asyncio.sleep(0)
+    whole = {where for where, _ in unknown if where != HERE}
+    for where in whole:
         daemon.followers.follow(where)
-    found = await _best(daemon, message, hinted, unknown)
+    found = await _best(daemon, message, [one for one in hinted if one.where not in whole], unknown)
     daemon.counters["prefixes.asked"] += 1
     daemon.counters["prefixes.found"] += found.tokens > 0
     daemon.counters["prefixes.found_tokens"] += found.tokens
@@ -71,6 +78,7 @@ async def find_prefix(daemon: Daemon, caller: Caller, message: FindPrefix) -> Pr
 
 async def peer_find_prefix(daemon: Daemon, caller: Caller, message: FindPrefix) -> PrefixFound:
     """The longest prefix that an engine here holds whose card the asking kvd was given."""
+    message = msgspec.structs.replace(message, reader=_reader(caller, message.reader))
     engines = [
         engine
         for engine_id, engine in daemon.registry.engines.items()
@@ -83,17 +91,20 @@ async def peer_find_prefix(daemon: Daemon, caller: Caller, message: FindPrefix) 
 
 async def check_prefix(daemon: Daemon, caller: Caller, message: CheckPrefix) -> PrefixKept:
     """Whether a holder, here or elsewhere, still held what a worker here has read. Raises `RequestRefused`."""
-    registered(daemon, caller)
+    client = registered(daemon, caller)
     if is_ours(daemon, message.endpoint):
-        return await _check(daemon, message)
+        engine = daemon.registry.engines.get(message.engine_id)
+        return await _check(daemon, message) if engine is None or engine.uid == client.uid else UNTOLD
     return await ask_peer(
         daemon, message.endpoint, f"the prefix cache of engine {message.engine_id!r}", message, PrefixKept
     )
 
 
-async def peer_check_prefix(daemon: Daemon, _caller: Caller, message: CheckPrefix) -> PrefixKept:
+async def peer_check_prefix(daemon: Daemon, caller: Caller, message: CheckPrefix) -> PrefixKept:
     """Whether an engine here still held what a worker elsewhere has read. Raises `RequestRefused`."""
-    return await _check(daemon, message)
+    if not knows_engine(daemon, caller, message.engine_id):
+        return UNTOLD
+    return await _check(daemon, msgspec.structs.replace(message, reader=_reader(caller, message.reader)))
 
 
 async def _check(daemon: Daemon, message: CheckPrefix) -> PrefixKept:
@@ -102,8 +113,18 @@ async def _check(daemon: Daemon, message: CheckPrefix) -> PrefixKept:
         return PrefixKept(kept=False, reason="that generation of it has ended")
     answer = await ask_client(daemon, engine.scheduler, message, PrefixKept)
     daemon.counters["prefixes.kept" if answer.kept else "prefixes.lost"] += 1
-    daemon.prefix_counts.read(message.engine_id, message.bytes, kept=answer.kept)
+    if daemon.registry.engines.get(message.engine_id) is engine:  # else it was forgotten meanwhile
+        daemon.prefix_counts.read(message.engine_id, message.bytes, kept=answer.kept)
     return answer
+
+
+def _reader(caller: Caller, reader: str) -> str:
+    """A reader's name as engines here are told it: another host may know a reader's name, and gets one of its own.
+
+    A holder goes by the name. A host that asked under another's would have it vouch for what that one did not read.
+    """
+    named = hashlib.blake2b(reader.encode(), key=caller.key, digest_size=16)
+    return named.hexdigest() if caller.key else reader
 
 
 def _readable(
@@ -180,11 +201,14 @@ async def _ask_scheduler(daemon: Daemon, engine: LocalEngine | None, message: Fi
         found = await ask_client(daemon, engine.scheduler, message, PrefixFound, FIND_SECONDS)
     except RequestRefused:
         return NOTHING
-    if found.tokens:
+    if found.tokens and daemon.registry.engines.get(engine.facts.engine_id) is engine:
         daemon.counters["prefixes.told"] += 1
         daemon.prefix_counts.told(engine.facts.engine_id)
     return msgspec.structs.replace(
-        found, engine_id=engine.facts.engine_id, generation=engine.generation, endpoint=HERE
+        _believed(daemon, message, found),
+        engine_id=engine.facts.engine_id,
+        generation=engine.generation,
+        endpoint=HERE,
     )
 
 
@@ -193,7 +217,32 @@ async def _ask_kvd(daemon: Daemon, where: Endpoint, message: FindPrefix) -> Pref
         found = await ask_peer(daemon, where, "a prefix", message, PrefixFound, FIND_SECONDS)
     except RequestRefused:
         return NOTHING
-    return msgspec.structs.replace(found, endpoint=where)
+    if found.tokens and not _may_read(daemon, message, where, found):
+        daemon.counters["prefixes.answers_untrue"] += 1
+        return NOTHING
+    return msgspec.structs.replace(_believed(daemon, message, found), endpoint=where)
+
+
+def _may_read(daemon: Daemon, message: FindPrefix, where: Endpoint, found: PrefixFound) -> bool:
+    """Whether a kvd names an engine that was asked for: one of that name elsewhere would lose its place to it."""
+    asker = daemon.registry.engines.get(message.local_engine)
+    peer = daemon.handshakes.peers.get((where, found.engine_id))
+    return (
+        message.holder in ("", found.engine_id)
+        and asker is not None
+        and peer is not None
+        and peer.state == "ready"
+        and peer.card.generation == found.generation
+        and peer.users.get(message.local_engine) == asker.generation
+    )
+
+
+def _believed(daemon: Daemon, message: FindPrefix, found: PrefixFound) -> PrefixFound:
+    """An answer, or that of one who holds nothing: of more tokens than were asked for it would be the longest."""
+    if message.beyond < found.tokens <= message.most:
+        return found
+    daemon.counters["prefixes.answers_untrue"] += found.tokens > 0
+    return NOTHING
 
 
 def _longest(answers: Iterable[PrefixFound]) -> PrefixFound:

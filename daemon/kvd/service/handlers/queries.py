@@ -22,6 +22,7 @@ from kvd.service.peers.trust import identity_of
 from kvd.service.permission import EVERYTHING, Sight
 from kvd.service.sockets.router import Caller
 from kvd.wire.identity import HERE, Endpoint, EngineCard
+from kvd.wire.limits import MOST
 from kvd.wire.query import (
     EngineList,
     EngineRow,
@@ -155,7 +156,8 @@ def _remote_rows(daemon: Daemon, places: list[EnginePlace], seen: _Seen) -> Plac
             endpoint=endpoint,
             reason=peer.reason,
             peers=tuple(sorted(peer.users)),
-            card=_without_key(peer.card) if seen.cards else None,
+            # Of one that has gone for a while only the name is left, which describes no engine.
+            card=_without_key(peer.card) if seen.cards and peer.card.workers else None,
             draining=peer.draining,
             compatibility_class=peer.card.compatibility_class,
         )
@@ -241,7 +243,8 @@ def status(daemon: Daemon) -> KvdStatus:
         started=daemon.myself.started_at,
         runtime_dir=str(daemon.directory),
         endpoint=daemon.myself.endpoint,
-        counters=counters,
+        # Two records of nearly 2**63 bytes must not make the answer one that cannot be told.
+        counters={name: min(count, MOST) for name, count in counters.items()},
         gauges=gauges(daemon, len(untrusted)),
         peers=daemon.links.rows(untrusted),
         draining=daemon.draining,

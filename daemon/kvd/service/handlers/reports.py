@@ -41,9 +41,13 @@ async def report_transfers(daemon: Daemon, caller: Caller, message: ReportTransf
         records, _unknown_engines(daemon, records), _ledger_client(caller)
     ):
         _count(daemon, record)
-        if record.prefix:
-            first = engine is not None and engine.ranks[:1] == [client.rank]
-            daemon.prefix_counts.took(record, first=first)
+        # One that was forgotten meanwhile would be counted for ever.
+        if (
+            record.prefix
+            and engine is not None
+            and daemon.registry.engines.get(record.local_engine) is engine
+        ):
+            daemon.prefix_counts.took(record, first=engine.ranks[:1] == [client.rank])
     return Ok()
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 
 import msgspec
 import numpy as np
 
+from kvd.service.fairness.tally import Tally
 from kvd.service.prefixes.tags import NONE, PromptTags, TagSet, changed, longest, member, packed, unpacked
 from kvd.wire.identity import HERE, Endpoint
 from kvd.wire.prefixes.hints import MOST_TAGS, TAG_BYTES, HintChange
@@ -21,6 +22,10 @@ from kvd.wire.prefixes.hints import MOST_TAGS, TAG_BYTES, HintChange
 MOST_KEPT = 16 << 20
 """Tags of all engines together, 128 MiB: 256 hosts with eight full caches of a million tokens have half of it. Engines
 beyond that are asked as if they told nothing."""
+MOST_KEPT_OF_ONE = MOST_KEPT // 4 * 3
+"""The same of one user here, or of one other kvd."""
+MOST_REMEMBERED = MOST_KEPT // 2
+"""Tags of changes that are remembered, of all engines together."""
 MOST_CHANGES = 256
 """Changes of an engine that are remembered, for kvds that know what was before them."""
 
@@ -47,16 +52,24 @@ class Hint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Told(msgspec.Struct):
-    """An engine's hint with the tags that each of the last changes touched."""
+    """An engine's hint, whose it is, and the tags that each of the last changes ``touched``, so many together."""
 
     hint: Hint
-    changes: deque[tuple[int, TagSet]] = msgspec.field(default_factory=lambda: deque(maxlen=MOST_CHANGES))
+    whose: Hashable
+    changes: deque[tuple[int, TagSet]] = msgspec.field(default_factory=deque)
+    touched: int = 0
 
     def remember(self, touched: TagSet) -> None:
         """The newest change touched these. Changes that are together more than all tags are of no use."""
         self.changes.append((self.hint.version, touched))
-        while len(self.changes) > 1 and sum(len(one) for _, one in self.changes) > len(self.hint.tags):
-            self.changes.popleft()
+        self.touched += len(touched)
+        while len(self.changes) > MOST_CHANGES or self.touched > len(self.hint.tags):
+            self.touched -= len(self.changes.popleft()[1])
+
+    def forget_changes(self) -> None:
+        """Whoever asks next is told all."""
+        self.changes.clear()
+        self.touched = 0
 
 
 HintKey = tuple[Endpoint, str]
@@ -68,13 +81,20 @@ class Hints:
     def __init__(self, counters: Counter[str]) -> None:
         self._counters = counters
         self._told: dict[HintKey, _Told] = {}
-        self._kept = 0
-        self._change, self._end = asyncio.Event(), asyncio.Event()
+        self._kept: Tally[Hashable] = Tally()
+        self._touched = 0
+        self._asking: dict[bytes, HintQuestion] = {}
+        self._closed = False
 
     @property
     def kept(self) -> int:
         """Tags that are known, of all engines."""
-        return self._kept
+        return self._kept.total
+
+    @property
+    def remembered(self) -> int:
+        """Tags of changes that are remembered, of all engines."""
+        return self._touched
 
     def rows(self) -> list[tuple[HintKey, Hint]]:
         """All of it."""
@@ -85,10 +105,11 @@ class Hints:
         told = self._told.get(key)
         return told.hint if told is not None and told.hint.of == of else None
 
-    def take(self, key: HintKey, of: str, change: HintChange) -> int:
+    def take(self, key: HintKey, of: str, change: HintChange, whose: Hashable = None) -> int:
         """A change was told; gives the version that is known then, 0 if all has to be told.
 
-        What makes no sense is counted, and what was known of the engine is dropped.
+        ``whose`` it counts as is a user for engines here, and another kvd for its own. What makes no sense is counted,
+        and what was known of the engine is dropped.
         """
         told = self._told.get(key)
         if told is not None and told.hint.of != of:
@@ -103,24 +124,35 @@ class Hints:
             self._counters["prefixes.hints_malformed"] += 1
             self.drop(key)
             return 0
-        room = MOST_KEPT - self._kept + (len(before.tags) if before is not None else 0)
-        if len(tags) > room:
+        self.drop(key)
+        owner = key[0] if whose is None else whose
+        if self._kept.total + len(tags) > MOST_KEPT or self._kept[owner] + len(tags) > MOST_KEPT_OF_ONE:
             self._counters["prefixes.hints_unkept"] += 1
-            self.drop(key)
             return change.version
         hint = Hint(
             of=of, version=change.version, hash_tokens=change.hash_tokens, every=change.every, tags=tags
         )
-        self._kept += len(tags) - (len(before.tags) if before is not None else 0)
         if told is None or not change.since:
-            self._told[key] = _Told(hint)
-        else:
-            told.hint = hint
+            told = _Told(hint, owner)
+        told.hint, told.whose = hint, owner
+        self._put(key, told)
         if key[0] == HERE:  # nobody is told of others by us
             # Nobody knows a version before one that was told whole.
-            self._told[key].remember(np.union1d(added, dropped) if change.since else NONE)
+            self._remember(told, np.union1d(added, dropped) if change.since else NONE)
             self._wake()
         return change.version
+
+    def _put(self, key: HintKey, told: _Told) -> None:
+        self._told[key] = told
+        self._kept.add(told.whose, len(told.hint.tags))
+        self._touched += told.touched
+
+    def _remember(self, told: _Told, touched: TagSet) -> None:
+        self._touched -= told.touched
+        told.remember(touched)
+        if self._touched + told.touched > MOST_REMEMBERED:
+            told.forget_changes()
+        self._touched += told.touched
 
     def since(self, engine_id: str, of: str, version: int) -> HintChange | None:
         """What is new of an engine here to one who knows that version of it, 0 for none; None where nothing is."""
@@ -141,7 +173,8 @@ class Hints:
         told = self._told.get(key)
         if told is not None and of in ("", told.hint.of):
             del self._told[key]
-            self._kept -= len(told.hint.tags)
+            self._kept.add(told.whose, -len(told.hint.tags))
+            self._touched -= told.touched
 
     def drop_all_at(self, endpoint: Endpoint, but: Mapping[str, str] | None = None) -> None:
         """Forget what another kvd told; not of the engines that are named, with their generations."""
@@ -151,27 +184,52 @@ class Hints:
 
     # --- waiting for what is new ---
 
-    async def woken(self, seconds: float) -> None:
-        """Wait for a change of an engine here, so long at most."""
-        await _wait(self._change, seconds)
+    def ask(self, route: bytes) -> HintQuestion:
+        """A question of that connection begins. One of it that waits still is over: it gets what there is."""
+        if (older := self._asking.get(route)) is not None:
+            older.end()
+        made = self._asking[route] = HintQuestion()
+        if self._closed:
+            made.end()
+        return made
+
+    def answered(self, route: bytes, asking: HintQuestion) -> None:
+        """That question is over."""
+        if self._asking.get(route) is asking:
+            del self._asking[route]
+
+    def close(self) -> None:
+        """Nobody is to wait any more."""
+        self._closed = True
+        for asking in self._asking.values():
+            asking.end()
+
+    def _wake(self) -> None:
+        for asking in self._asking.values():
+            asking.change.set()
+
+
+class HintQuestion:
+    """A question that waits for a ``change`` of an engine here."""
+
+    def __init__(self) -> None:
+        self.over = False
+        self.change = asyncio.Event()
+        self._end = asyncio.Event()
+
+    def end(self) -> None:
+        """It is to wait no more."""
+        self.over = True
+        self._end.set()
+        self.change.set()
 
     async def paused(self, seconds: float) -> None:
         """Wait so long, or for the end."""
         await _wait(self._end, seconds)
 
-    @property
-    def closed(self) -> bool:
-        """Whether nobody is to wait any more."""
-        return self._end.is_set()
-
-    def close(self) -> None:
-        """Nobody is to wait any more."""
-        self._end.set()
-        self._change.set()
-
-    def _wake(self) -> None:
-        woken, self._change = self._change, asyncio.Event()
-        woken.set()
+    async def woken(self, seconds: float) -> None:
+        """Wait for a change since it was last looked for, so long at most."""
+        await _wait(self.change, seconds)
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:

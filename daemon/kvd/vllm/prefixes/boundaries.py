@@ -33,7 +33,8 @@ class Boundaries:
     ``on_change`` is called there when something changed after all was told: in a step, or when the cache is reset.
 
     ``_held`` counts the blocks with a hash, by group. ``_touched`` has the hashes that came or went since the version
-    that kvd is known to have, with the version that tells of them first.
+    that kvd is known to have, with the version that tells of them first. Versions up to ``_lost`` are of no use: what
+    changed since them was forgotten.
     """
 
     def __init__(self, groups: int, hash_tokens: int, every_blocks: int) -> None:
@@ -42,7 +43,7 @@ class Boundaries:
         self._lock = threading.Lock()
         self._held: dict[bytes, list[int]] = {}
         self._touched: dict[bytes, int] = {}
-        self._version = self._known = 0
+        self._version = self._known = self._lost = 0
         self.on_change: Callable[[], None] = lambda: None
 
     def __len__(self) -> int:
@@ -87,7 +88,7 @@ class Boundaries:
         self._touched[name] = self._version + 1
         if len(self._touched) > MOST_TAGS:  # nobody takes it: all is told once somebody does
             self._touched.clear()
-            self._known = 0
+            self._known, self._lost = 0, self._version
         return first
 
     # --- on the session's thread ---
@@ -111,7 +112,7 @@ class Boundaries:
     def taken(self, version: int) -> None:
         """That version is what kvd has; 0: it has none."""
         with self._lock:
-            self._known = version if version <= self._version else 0
+            self._known = version if self._lost < version <= self._version else 0
             if self._known:
                 self._touched = {name: since for name, since in self._touched.items() if since > version}
 

@@ -22,8 +22,11 @@ from kvd.wire.frame import Message
 from kvd.wire.prefix import HASH_BYTES, CheckPrefix, FindPrefix, PrefixFound, PrefixKept
 from kvd.wire.prefixes.cache import CacheGroup, CacheHeld, GetCache, LookedUp, LookUpTokens
 
-MOST_TOLD = 4096
-"""Readers that may still come back with a `CheckPrefix`; of more the oldest are told no."""
+MOST_TOLD, MOST_TOLD_BLOCKS = 4096, 1 << 19
+"""Readers that may still come back with a `CheckPrefix`, and blocks that they were told of, 50 MB; of more the oldest
+are told no."""
+MOST_USED, USED_IN_A_STEP = 64, 4096
+"""Prefixes that were read and not noted as used, of more the latest; and blocks that a step looks at for that."""
 
 
 @dataclass(slots=True, eq=False)
@@ -50,8 +53,9 @@ class PrefixHolder:
         self._scheme = scheme
         self._requests: dict[str, _Computed] = {}
         self._lock = threading.Lock()
-        self._told: OrderedDict[str, HeldPrefix] = OrderedDict()
-        self._used: deque[HeldPrefix] = deque(maxlen=MOST_TOLD)
+        self._told: OrderedDict[str, list[HeldPrefix]] = OrderedDict()
+        self._told_blocks = 0
+        self._used: deque[HeldPrefix] = deque(maxlen=MOST_USED)
 
     def allocated(self, request: VllmRequest, tables: Sequence[Sequence[Any]]) -> None:
         """A request has blocks, in lists that show them as they are whenever they are looked at.
@@ -66,8 +70,11 @@ class PrefixHolder:
 
     def step(self, output: VllmStep) -> None:
         """A step is about to run: note what those before it completed, and watch what it will."""
-        while self._used:
-            self.cache.used(self._used.popleft())
+        looked = 0
+        while self._used and looked < USED_IN_A_STEP:
+            used = self._used.popleft()
+            self.cache.used(used)
+            looked += len(used.entries)
         for request_id, count in output.num_scheduled_tokens.items():
             one = self._requests.get(request_id)
             if one is None:
@@ -141,14 +148,14 @@ class PrefixHolder:
     def _find(self, asked: FindPrefix) -> PrefixFound:
         if asked.scheme != self._scheme or asked.hash_tokens != self.cache.hash_tokens:
             return PrefixFound()
-        hashes = [asked.hashes[at : at + HASH_BYTES] for at in range(0, len(asked.hashes), HASH_BYTES)]
-        found = self.cache.look_up(hashes, asked.beyond, asked.most)
+        whole = len(asked.hashes) // HASH_BYTES * HASH_BYTES
+        hashes = [asked.hashes[at : at + HASH_BYTES] for at in range(0, whole, HASH_BYTES)]
+        # vLLM makes a list of as many blocks as it is asked for, and takes it that each has a hash.
+        most = min(asked.most, len(hashes) * asked.hash_tokens)
+        found = self.cache.look_up(hashes, asked.beyond, most)
         if found is None:
             return PrefixFound()
-        with self._lock:
-            self._told[asked.reader] = found
-            if len(self._told) > MOST_TOLD:
-                self._told.popitem(last=False)
+        self._remember(asked.reader, found)
         self._used.append(found)
         lists = [offered(facts.kind, ids) for facts, ids in zip(self._groups, found.ids, strict=True)]
         return PrefixFound(
@@ -157,12 +164,21 @@ class PrefixHolder:
             first_blocks=tuple(one.first for one in lists),
         )
 
+    def _remember(self, reader: str, found: HeldPrefix) -> None:
+        """Note what a reader was told. It may be told twice, by way of two questions of its kvd, and read either."""
+        with self._lock:
+            self._told.setdefault(reader, []).append(found)
+            self._told_blocks += len(found.entries)
+            while len(self._told) > MOST_TOLD or self._told_blocks > MOST_TOLD_BLOCKS:
+                _, oldest = self._told.popitem(last=False)
+                self._told_blocks -= sum(len(one.entries) for one in oldest)
+
     def _check(self, asked: CheckPrefix) -> PrefixKept:
         with self._lock:
-            found = self._told.get(asked.reader)
-        if found is None:
+            told = tuple(self._told.get(asked.reader, ()))
+        if not told:
             return PrefixKept(kept=False, reason="it knows of no such reader any more")
-        if not self.cache.holds(found):
+        if not all(self.cache.holds(found) for found in told):
             return PrefixKept(
                 kept=False, reason="it needed blocks of the prefix for other requests meanwhile"
             )

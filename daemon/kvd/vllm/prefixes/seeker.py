@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from concurrent.futures import Future
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal
 from uuid import uuid4
 
 from kvd.client.errors import ClientError
 from kvd.shown import logger
+from kvd.vllm.params import MOST_BLOCKS
 from kvd.vllm.prompt.parts import is_plain_text
 from kvd.vllm.vllm_types import VllmRequest, block_hashes
 from kvd.wire.frame import Message
@@ -26,9 +28,13 @@ MOST_HASHES = (2 << 20) // HASH_BYTES
 
 @dataclass(slots=True)
 class _Asked:
-    """A question for one request: its answer is waited for until ``due`` (time.monotonic())."""
+    """A question for at most ``most`` tokens of one request's prompt.
+
+    Its answer is waited for until ``due`` (time.monotonic()).
+    """
 
     reader: str
+    most: int
     answer: Future[Message]
     due: float
 
@@ -51,12 +57,15 @@ class PrefixSeeker:
         session: SessionProtocol,
         scheme: str,
         hash_tokens: int,
+        groups: int,
     ) -> None:
+        """``groups`` counts the engine's KV cache groups."""
         self._settings = settings
         self._engine_id = engine_id
         self._session = session
         self._scheme = scheme
         self._hash_tokens = hash_tokens
+        self._groups = groups
         self._asked: dict[str, _Asked | None] = {}
 
     def look(self, request: VllmRequest, computed: int) -> FoundPrefix | Literal["asking"] | None:
@@ -94,7 +103,7 @@ class PrefixSeeker:
             most=most,
             beyond=computed + self._settings.prefix_least - 1,
         )
-        return _Asked(reader, self._session.call(question, seconds), time.monotonic() + seconds)
+        return _Asked(reader, most, self._session.call(question, seconds), time.monotonic() + seconds)
 
     def _found(self, asked: _Asked, computed: int) -> FoundPrefix | None:
         if not asked.answer.done():
@@ -105,6 +114,14 @@ class PrefixSeeker:
             log.info("nobody was asked for a prefix: %s", error.message)
             return None
         if not isinstance(found, PrefixFound) or found.tokens <= computed:
+            return None
+        if wrong := self._wrong(found, asked.most):
+            log.warning(
+                "engine %s at %s: its answer on a prefix is not used: %s",
+                found.engine_id,
+                found.endpoint,
+                wrong,
+            )
             return None
         prefill = RemotePrefill(
             engine_id=found.engine_id,
@@ -119,3 +136,19 @@ class PrefixSeeker:
             lease_opened=0.0,
         )
         return FoundPrefix(prefill, asked.reader)
+
+    def _wrong(self, found: PrefixFound, most: int) -> str:
+        """What cannot be so in an answer; nothing where all can. It may be of another host, and vLLM trusts ours."""
+        if found.engine_id == self._engine_id or not found.generation:
+            return "it names this very engine, or no generation"
+        # Of more tokens than a prompt has vLLM would end with an assertion.
+        if found.tokens > most or found.tokens % self._hash_tokens:
+            return f"{found.tokens} tokens, wanted are at most {most} in blocks of {self._hash_tokens}"
+        if not len(found.blocks) == len(found.first_blocks) == self._groups:
+            return (
+                f"blocks of {len(found.blocks)} groups and first blocks of {len(found.first_blocks)},"
+                f" this engine has {self._groups}"
+            )
+        if bad := [one for one in (*found.first_blocks, *chain(*found.blocks)) if one >= MOST_BLOCKS]:
+            return f"{bad[0]} is no block"
+        return ""

@@ -51,7 +51,12 @@ class Prefixes:
         cache = PrefixCache(manager, self._groups, self._settings.prefix_least)
         self._holder = PrefixHolder(cache, self._groups, self._scheme)
         self._seeker = PrefixSeeker(
-            self._settings, self._engine.engine_id, self._session(), self._scheme, cache.hash_tokens
+            self._settings,
+            self._engine.engine_id,
+            self._session(),
+            self._scheme,
+            cache.hash_tokens,
+            len(self._groups),
         )
         self._teller = HintTeller(self._engine.engine_id, cache.boundaries, self._session())
         self._teller.changed()

@@ -127,13 +127,15 @@ class Arrivals:
         """Report it: done, or a miss with that cause.
 
         What was never announced is done where nothing of it was to come to this worker, as to a context-parallel rank
-        without a token of a short prompt. Its blocks are zeroed all the same.
+        without a token of a short prompt. Its blocks are zeroed all the same, and its prefiller hears of it.
         """
         self.forget(arrival)
         if not arrival.announced:
             ours = self._admission.acquire(arrival.load) if cause else self.acquire(arrival)
             if not ours:
                 return
+            if not cause:
+                self._withdraw(arrival)
         if not cause and not self._windows.possible and arrival.announced:
             done(self._context.session(), arrival.key)
         # For its checksums and its record; who refuses a load has none.

@@ -19,7 +19,7 @@ from kvd.worker.cause import ABORTED, Cause
 from kvd.worker.orders import PushEnd, PushStep, block_lists, plain
 from kvd.worker.push.marks import completes, mark_numbers
 from kvd.worker.push.milestones import ALL_LAYERS, Computed, Milestone
-from kvd.worker.push.outgoing_transfer import OutgoingTransfer, Owed, Wake
+from kvd.worker.push.outgoing_transfer import OutgoingTransfer, Owed, Wake, add_reached
 from kvd.worker.stream_event import StreamEvent
 from kvd.worker.stream_watch import StreamWatch
 
@@ -79,10 +79,8 @@ class Outgoing:
                 )
             news += [step.transfer_id for step in steps if step.again]
             self._now = tuple(step.transfer_id for step in steps if step.groups)
-            self._by_layer = any(
-                owed.by_layer for name in self._now for owed in self._owed.get(name, {}).values()
-            )
-            self._completed = tuple(name for name in completed if self._read_by_step(name))
+            self._by_layer = any(self._awaited(name, by_layer=True) for name in self._now)
+            self._completed = tuple(name for name in completed if self._awaited(name, by_layer=False))
             self._hooked = self._by_layer or bool(self._completed)
             wakes = self._wakes(news) + self._wakes((step.transfer_id for step in steps), by_layer=True)
             wakes += self._when(ready, held)
@@ -191,26 +189,20 @@ class Outgoing:
             step, epoch, cause, changes = transfer.step, transfer.epoch, transfer.cause, transfer.changes
             kept = (transfer.kept or transfer_id in self._ended) and not cause
             lists, coming, more = transfer.lists, tuple(transfer.coming), transfer.more
-            early = transfer.early
+            # As it is now: what a later step computes, at which others may look meanwhile, is not in these blocks.
+            early, layers = transfer.early, dict(transfer.there)
         # What the device has not come to yet is not asked beyond its first, and what it has is not asked again: each
         # look takes the GIL from the step that computes.
         reached = list(itertools.takewhile(lambda found: found.ready is None or found.ready(), coming))
         if lists is None or lists[0] is not step:
             lists = transfer.lists = (step, block_lists(step.groups))
         after = coming[len(reached)].tokens if len(reached) < len(coming) else 0
+        add_reached(layers, reached)
+        told = step.sums, step.digest, step.request_id, step.traceparent
+        answer = Computed(lists[1], step.total, epoch, kept, cause, early, layers, after, more, *told)
         with self._lock:
-            layers = dict(transfer.there) if transfer.epoch == epoch else {}
-            for found in reached:
-                for layer in found.layers:
-                    layers[layer] = max(found.tokens, layers.get(layer, 0))
-            told = step.sums, step.digest, step.request_id, step.traceparent
-            answer = Computed(lists[1], step.total, epoch, kept, cause, early, layers, after, more, *told)
             if transfer.epoch == epoch:
-                transfer.there = dict(layers)
-                # Another sender may have looked meanwhile, and so may what was noted since have driven out the oldest.
-                for found in reached:
-                    if transfer.coming and transfer.coming[0] is found:
-                        transfer.coming.popleft()
+                transfer.reach(reached)
             if transfer.changes == changes and not after:
                 transfer.known = answer
         return answer
@@ -239,9 +231,7 @@ class Outgoing:
             transfer = self._transfers.get(transfer_id)
             return -1 if transfer is None else transfer.epoch
 
-    def announced(
-        self, transfer_id: str, decoder: str, rank: Rank, wake: Wake, *, by_layer: bool = True
-    ) -> bool:
+    def announced(self, transfer_id: str, decoder: str, rank: Rank, wake: Wake, *, by_layer: bool) -> bool:
         """A worker of a decoder waits for its part. False where too many transfers are announced already.
 
         Without ``by_layer`` it is told of whole steps, and single layers need no event of the device.
@@ -362,9 +352,10 @@ class Outgoing:
             transfer.note(Milestone(layers, transfer.step.reached, ready))
         return self._when(ready, self._completed)
 
-    def _read_by_step(self, transfer_id: str) -> bool:
-        """Whether somebody waits for it who reads whole steps."""
-        return any(owed.waiting and not owed.by_layer for owed in self._owed.get(transfer_id, {}).values())
+    def _awaited(self, transfer_id: str, *, by_layer: bool) -> bool:
+        """Whether somebody waits for it who is sent single layers; without ``by_layer``, who reads whole steps."""
+        owed = self._owed.get(transfer_id, {}).values()
+        return any(found.waiting and found.by_layer is by_layer for found in owed)
 
     def _when(self, ready: StreamEvent | None, transfers: Sequence[str]) -> list[Wake]:
         """Whom to wake now for these; who reads whole steps is woken once the device has come to ``ready``.
@@ -373,7 +364,7 @@ class Outgoing:
         """
         if ready is None or not transfers:
             return self._wakes(transfers)
-        if any(name not in self._owed or self._read_by_step(name) for name in transfers):
+        if any(name not in self._owed or self._awaited(name, by_layer=False) for name in transfers):
             self._watch.put(ready, transfers)
         return self._wakes(transfers, by_layer=True)
 

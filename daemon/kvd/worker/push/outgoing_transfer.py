@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -64,6 +65,20 @@ class OutgoingTransfer:
             self.there.setdefault(layer, 0)
         if len(self.coming) > MILESTONES * len(self.there):
             self.coming.popleft()
+
+    def reach(self, milestones: Sequence[Milestone]) -> None:
+        """The device has come to these. Another sender may have seen it too, and the oldest may be driven out."""
+        add_reached(self.there, milestones)
+        for found in milestones:
+            if self.coming and self.coming[0] is found:
+                self.coming.popleft()
+
+
+def add_reached(layers: dict[str, int], milestones: Sequence[Milestone]) -> None:
+    """Note in ``layers``, which are tokens by layer, that the device has come to these."""
+    for found in milestones:
+        for layer in found.layers:
+            layers[layer] = max(found.tokens, layers.get(layer, 0))
 
 
 @dataclass(slots=True)

@@ -250,7 +250,7 @@ class Sender:
             target = PushTarget(nothing(key), time.monotonic(), withdrawn=True)
             self._put_in(target)
             # It counts as a worker that has its part; who the others are stands in the card.
-            self._outgoing.announced(key.transfer_id, self.decoder, key.rank, self.wake)
+            self._outgoing.announced(key.transfer_id, self.decoder, key.rank, self.wake, by_layer=False)
             if self._peer.remote is not None:
                 self._outgoing.workers(key.transfer_id, self.decoder, self._ranks)
             elif self._asked is None:

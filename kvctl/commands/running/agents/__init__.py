@@ -58,6 +58,8 @@ def agents(
 
     columns = [*agent_columns(wide=True), *([HOST] if fleet else [])]
     wanted = picking(columns, filters, sort, SORTS)
+    by = f" of {engine}" if engine else ""
+    of = (f" of {peer}" if peer else "") + (f" with {wanted}" if wanted.wanted else "")
 
     def rows(one: Settings) -> tuple[AgentRow, ...]:
         return daemon.ask(one, ListAgents(engine_id=peer), AgentList).rows
@@ -71,16 +73,16 @@ def agents(
             say(daemon.hidden(unseen, "workers of other users are not shown"))
         found = wanted.of(documents(every))
         if not found and watch is None:
-            of = f" of {peer}" if peer else ""
-            by = f" of {engine}" if engine else ""
-            having = f" with {wanted}" if wanted.wanted else ""
-            say(f"no worker{by} at this kvd holds anything{of}{having}")
+            say(f"no worker{by} at this kvd holds anything{of}")
         return AgentsDocument(agents=found)
 
     def fetch_all() -> FleetAgents:
         found = daemon.fleet(settings, rows)
         every = (fleet_agent(host, one) for host, some in found.answers.items() for one in documents(some))
-        return FleetAgents(agents=wanted.of(every), **asked(found))
+        agents = wanted.of(every)
+        if not agents and watch is None and found.answers:
+            say(f"no worker{by} at a host that answered holds anything{of}")
+        return FleetAgents(agents=agents, **asked(found))
 
     if fleet:
         show_fleet(fetch_all, settings, watch)

@@ -64,6 +64,12 @@ def leases(
 
     columns = [*lease_columns(wide=True), *([HOST] if fleet else [])]
     wanted = picking(columns, filters, sort, SORTS)
+    which = (
+        "lease"
+        + (f" of {engine}" if engine else "")
+        + (" that nobody has claimed" if unclaimed else "")
+        + (f" with {wanted}" if wanted.wanted else "")
+    )
 
     def documents(rows: Iterable[LeaseRow]) -> Iterator[LeaseDocument]:
         now = numbers.now()
@@ -72,16 +78,16 @@ def leases(
     def fetch() -> LeasesDocument:
         found = wanted.of(documents(every_lease(settings, engine)))
         if not found and watch is None:
-            whose = f" of {engine}" if engine else ""
-            which = " that nobody has claimed" if unclaimed else ""
-            having = f" with {wanted}" if wanted.wanted else ""
-            say(f"no lease{whose}{which}{having} is open at this kvd, and no engine here reads under one")
+            say(f"no {which} is open at this kvd, and no engine here reads under one")
         return LeasesDocument(leases=found)
 
     def fetch_all() -> FleetLeases:
         found = daemon.fleet(settings, lambda one: every_lease(one, engine))
         every = (fleet_lease(host, one) for host, rows in found.answers.items() for one in documents(rows))
-        return FleetLeases(leases=wanted.of(every), **asked(found))
+        leases = wanted.of(every)
+        if not leases and watch is None and found.answers:
+            say(f"no host that answered has an open {which}")
+        return FleetLeases(leases=leases, **asked(found))
 
     if fleet:
         show_fleet(fetch_all, settings, watch)

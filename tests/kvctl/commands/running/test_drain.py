@@ -102,6 +102,17 @@ def test_the_host_is_called_by_its_name(
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("host", [True, False])
+def test_a_host_that_drains_says_so_of_engines_to_come_and_one_that_serves_says_nothing_of_reads(
+    run: Run, daemon: FakeDaemon, host: bool
+) -> None:
+    serving = msgspec.structs.replace(BUSY, draining=False)
+    daemon.answers[DrainEngines] = lambda _: EnginesDraining(rows=(serving,), host=host)
+    out = run("drain", "--socket", daemon.directory).out
+    assert ("engines that come to this kvd later drain too: kvctl drain HOST --undo ends that" in out) == host
+    assert out.splitlines()[1].split() == ["decode-0", "decode", "serving", "-", "2", "-", "0", "0", "3"]
+
+
 def test_without_a_target_it_only_looks(
     run: Run, daemon: FakeDaemon, answers: Callable[..., list[DrainEngines]]
 ) -> None:
@@ -119,6 +130,7 @@ def test_without_a_target_it_only_looks(
     [
         (("decode-9",), "did you mean decode-0"),
         (("--undo",), "which engine?"),
+        (("--wait",), "which engine?"),
         (("decode-0", "--undo", "--wait"), "--undo ends a drain"),
         (("decode-0", "--grace", "soon"), "is not a duration"),
     ],

@@ -127,6 +127,13 @@ def test_a_trace_of_no_transfers_has_no_axis() -> None:
     assert list(transfer_sections([])) == []
 
 
+@pytest.mark.parametrize("began", [1e12, -1e12])
+def test_a_transfer_that_began_beyond_calendars_is_shown(began: float) -> None:
+    """A worker's clock may say so."""
+    for others in ((), (one("now", 0.001, 1.8e9),)):
+        assert list(transfer_sections([one("odd", 0.01, began), *others]))
+
+
 def test_a_replayed_transfer_says_how_long_it_took_again() -> None:
     trace = incident()
     [moved] = reported(trace, trace.transfers[:1], {0: {"nixl": 0.004, "direct": 0.001}})

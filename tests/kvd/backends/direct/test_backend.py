@@ -24,7 +24,7 @@ from kvd.backends.direct.card import Card
 from kvd.backends.direct.host import copy as direct_copy
 from kvd.backends.direct.host import lane as direct_lane
 from kvd.backends.direct.host.lane import DirectLane
-from kvd.backends.direct.memfd import Backing, backing, memfd
+from kvd.backends.direct.memfd import Backing, MemfdView, backing, memfd
 from kvd.backends.envelope import pack, unpack
 from kvd.backends.errors import BackendError, BackendUnavailable, PeerMetadataError, WorkerUnreachable
 from kvd.geometry.model import Region
@@ -216,6 +216,17 @@ def test_memory_that_its_owner_may_shrink_is_not_mapped(start: Start, reader: Re
     assert not lane._peers["p"].source.mapped
     assert finish(lane, lane.submit("p", reader.rows(peer, (0, 0, SIZE)))) is State.DONE
     assert (reader.buffer == pattern(SIZE)).all()
+
+
+@pytest.mark.parametrize(("offset", "length"), [(0, SIZE + 1), (mmap.PAGESIZE, SIZE), (-mmap.PAGESIZE, SIZE)])
+def test_more_than_there_is_of_a_memfd_is_not_mapped(offset: int, length: int) -> None:
+    """The numbers are the peer's: what is not an OSError would end more than the way to it."""
+    memory = memfd("test", SIZE)
+    known = backing(Region(np.frombuffer(memory, np.uint8).ctypes.data, SIZE))
+    assert known is not None
+    with pytest.raises(OSError, match=f"has {SIZE} bytes, wanted are {length} bytes at {offset}"):
+        MemfdView(os.getpid(), msgspec.structs.replace(known, offset=offset), length)
+    os.close(known.fd)
 
 
 def test_others_may_map_a_memfd_but_neither_write_nor_resize_it() -> None:

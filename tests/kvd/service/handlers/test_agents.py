@@ -157,4 +157,10 @@ def test_what_nobody_holds_cannot_be_evicted(name: tuple[str, str]) -> None:
     with holding(HELD) as (kvd, _):
         refused = kvd.ask_refused(EvictPeer(engine_id=name[0], generation=name[1]))
         assert refused.code == "KVD-EVICT-UNKNOWN"
-        assert "they do of p" in refused.message
+        assert "; they do of p" in refused.message
+
+
+def test_where_nobody_holds_anything_no_other_peer_is_named() -> None:
+    with holding() as (kvd, _):
+        refused = kvd.ask_refused(EvictPeer(engine_id="q"))
+        assert refused.message == "no worker here holds anything of q, nor of any other peer"

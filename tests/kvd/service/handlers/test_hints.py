@@ -99,6 +99,24 @@ def test_a_hint_that_is_out_of_date_costs_a_question_and_the_next_holder_is_aske
         assert counter(here, "prefixes.questions_wasted") == 1
 
 
+def test_no_engine_is_asked_twice_where_another_one_of_its_host_tells_nothing(kvds: list[Daemon]) -> None:
+    here, there = kvds
+    with (
+        reading(here) as asker,
+        holding(there, sharing("far"), 48) as far,
+        holding(there, sharing("old"), 16) as old,
+    ):
+        far.tell(holds(3), "far")
+        for name in ("far", "old"):
+            introduce(here, name, there.endpoint)
+        found(asker, prompt())
+        known(here, 3)
+        for one in (far, old):
+            asked(one)
+        assert found(asker, prompt()).engine_id == "far"
+        assert (asked(far), asked(old)) == (1, 1)
+
+
 def test_changes_reach_another_kvd_by_themselves(kvds: list[Daemon]) -> None:
     here, there = kvds
     with reading(here) as asker, holding(there, sharing("far"), 32) as far:

@@ -62,6 +62,23 @@ def test_engines_beyond_the_most_are_counted_together(monkeypatch: pytest.Monkey
     assert [(one.source, one.reads) for one in counts.taken("d")] == [("p", 2), (OTHERS, 2)]
 
 
+def test_all_sources_of_a_user_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_SOURCES_OF_UID", 2)
+    counts = PrefixCounts()
+    for engine, source, uid in (
+        ("d", "p", 1000), ("d", "q", 1000), ("e", "p", 1000), ("d", "p", 1000), ("f", "p", 1001),
+    ):  # fmt: skip
+        counts.took(
+            msgspec.structs.replace(DONE, local_engine=engine, remote_engine=source, uid=uid), first=True
+        )
+    assert [(engine, one.source, one.reads) for engine, one in counts.all_taken()] == [
+        ("d", "p", 2), ("d", "q", 1), ("e", OTHERS, 1), ("f", "p", 1),
+    ]  # fmt: skip
+    counts.forget("d")
+    counts.took(msgspec.structs.replace(DONE, local_engine="e", uid=1000), first=True)
+    assert [one.source for one in counts.taken("e")] == [OTHERS, "p"]
+
+
 def test_metrics_name_both_engines() -> None:
     counts = PrefixCounts()
     counts.took(DONE, first=True)

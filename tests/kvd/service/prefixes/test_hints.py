@@ -149,16 +149,58 @@ def test_a_few_changes_are_told_on_as_such(hints: Hints) -> None:
     assert hints.since("a", "other", 1) is None
 
 
-def test_who_waits_is_woken_by_a_change_here_and_by_the_end(hints: Hints) -> None:
+def test_changes_of_more_than_all_tags_are_not_remembered(hints: Hints) -> None:
+    """Of an engine that holds nothing any more there is nothing to remember."""
+    hints.take(KEY, "g", change(1, added=tags(1)))
+    for version in range(2, 5):
+        hints.take(KEY, "g", change(version, version - 1, dropped=tags(*range(MOST_TAGS))))
+        assert hints.remembered == 0
+        assert hints.since("a", "g", version - 1) == change(version)
+
+
+def test_all_changes_together_are_bounded(hints: Hints, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine for whose there is no room is told of whole."""
+    monkeypatch.setattr(module, "MOST_REMEMBERED", 3)
+    for name in ("a", "b"):
+        hints.take((HERE, name), "g", change(1, added=tags(*range(10))))
+        hints.take((HERE, name), "g", change(2, 1, tags(20), tags(1)))
+    assert hints.remembered == 2
+    assert hints.since("a", "g", 1) == change(2, 1, tags(20), tags(1))
+    whole = hints.since("b", "g", 1)
+    assert whole is not None
+    assert whole.since == 0
+    hints.drop((HERE, "a"))
+    assert hints.remembered == 0
+
+
+def test_no_user_and_no_other_kvd_has_the_room_of_all(
+    hints: Hints, counters: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST_KEPT_OF_ONE", 3)
+    hints.take((HERE, "a"), "g", change(1, added=tags(1, 2)), 1000)
+    hints.take((HERE, "b"), "g", change(1, added=tags(1, 2)), 1000)
+    hints.take((HERE, "c"), "g", change(1, added=tags(1, 2)), 1001)
+    hints.take((THERE, "a"), "g", change(1, added=tags(1, 2)))
+    hints.take((THERE, "b"), "g", change(1, added=tags(1, 2)))
+    assert [key for key, _ in hints.rows()] == [(HERE, "a"), (HERE, "c"), (THERE, "a")]
+    assert counters["prefixes.hints_unkept"] == 2
+
+
+def test_who_waits_is_woken_by_a_change_here_by_another_question_and_by_the_end(hints: Hints) -> None:
     async def waiting() -> None:
-        for act in (lambda: hints.take(KEY, "g", change(1, added=tags(1))), hints.close):
-            waits = asyncio.create_task(hints.woken(30.0))
+        for act in (
+            lambda: hints.take(KEY, "g", change(1, added=tags(1))),
+            lambda: hints.ask(b"route"),
+            hints.close,
+        ):
+            asking = hints.ask(b"route")
+            waits = asyncio.create_task(asking.woken(30.0))
             await asyncio.sleep(0)
             act()
             await waits
-        await hints.paused(30.0)
+        assert asking.over
+        await hints.ask(b"route").paused(30.0)
 
     began = time.monotonic()
     asyncio.run(waiting())
     assert time.monotonic() - began < 10.0
-    assert hints.closed

@@ -106,6 +106,23 @@ def test_more_than_can_be_told_is_left_out(monkeypatch: pytest.MonkeyPatch) -> N
     assert (whole.since, numbers(whole.added)) == (0, {4, 5})
 
 
+def test_what_is_answered_after_too_much_has_changed_is_no_version_to_go_on_from(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "MOST_TAGS", 2)
+    held = Boundaries(1, 16, 1)
+    held.add(block(1), 16)
+    held.taken(held.change().version)
+    held.add(block(2), 16)
+    asked = held.change()
+    for number in (1, 2):
+        held.remove(block(number))
+    held.add(block(3), 16)
+    held.taken(asked.version)
+    whole = held.change()
+    assert (whole.since, numbers(whole.added)) == (0, {3})
+
+
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 5), st.integers(0, 1)), max_size=60), st.data())
 def test_all_changes_together_are_what_is_held(

@@ -110,6 +110,35 @@ def test_a_look_asks_of_what_is_new_only_and_no_further_than_the_device_has_come
     }
 
 
+def test_a_look_that_a_later_step_overtakes_tells_no_tokens_that_its_blocks_lack() -> None:
+    """Of two decoders of a transfer each has a thread that looks."""
+    meanwhile: list[Callable[[], object]] = []
+
+    def record() -> StreamEvent:
+        def ready() -> bool:
+            while meanwhile:
+                meanwhile.pop()()
+            return True
+
+        return ready
+
+    here = awaited(record)
+
+    def later_step() -> None:
+        here.begin([step({0: ids(1, 2, 3)}, 48, 64)], [])
+        here.stepped(("a",))
+        looked.append(here.computed("x"))
+
+    looked: list[Computed | None] = []
+    here.begin([step({0: ids(1, 2)}, 32, 64)], [])
+    here.stepped(("a",))
+    meanwhile.append(later_step)
+    looked.append(here.computed("x"))
+    looked.append(here.computed("x"))
+    found = [(len(one.blocks[0].ids), one.reached("a")) for one in looked if one is not None]
+    assert found == [(3, 48), (2, 32), (3, 48)]
+
+
 def test_of_a_request_that_begins_anew_nothing_is_there() -> None:
     here = awaited(lambda: None)
     here.begin([step({0: ids(1, 2)}, 16, 32)], [])
@@ -139,6 +168,7 @@ def test_what_nobody_looks_at_for_long_is_bounded_and_its_newest_counts() -> Non
         ("before the step", False, {}, 1),
         ("before the step", True, {"a": 16, "b": 16}, 2),
         ("within the step", True, {"b": 16}, 2),
+        ("and has its part", True, {}, 1),
     ],
 )
 def test_a_layer_costs_the_step_an_event_only_where_somebody_waits_for_single_layers(
@@ -150,8 +180,10 @@ def test_a_layer_costs_the_step_an_event_only_where_somebody_waits_for_single_la
     def announce() -> None:
         here.announced("x", "d", Rank(), lambda **_: None, by_layer=by_layer)
 
-    if announced == "before the step":
+    if announced in ("before the step", "and has its part"):
         announce()
+    if announced == "and has its part":
+        here.settled("x", "d", Rank())
     here.begin([step({0: ids(1, 2)}, 16, 32)], [])
     here.saved("a")
     if announced == "within the step":

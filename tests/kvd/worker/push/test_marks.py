@@ -13,6 +13,7 @@ from kvd.geometry.rank import Rank
 from kvd.worker.push.computed import Outgoing
 from kvd.worker.push.marks import completes, mark_numbers
 from tests.support import oracle, samples
+from tests.support.no_threads import refuse_threads
 from tests.support.rigs.bench import eventually
 from tests.support.rigs.dense import BLOCK, REQUEST, announce, dense, ids, shrunk
 from tests.support.rigs.send import SendRig, sending, step
@@ -191,6 +192,22 @@ def test_who_reads_is_woken_when_the_device_is_there_and_asks_nothing_before() -
     assert here.join(1e9)
 
 
+def test_where_the_system_starts_no_thread_the_step_goes_on_and_its_end_wakes_whoever_reads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    refuse_threads(monkeypatch, "kvd-steps")
+    woken: list[None] = []
+    here = Outgoing(Device().record)
+    here.announced("x", "d", Rank(), lambda **_: woken.append(None), by_layer=False)
+    here.begin([FIRST], [])
+    here.stepped(("a", "b"))
+    assert not woken
+    here.kept("x", "r", {})
+    assert len(woken) == 1
+    here.stop()
+    assert here.join(0.0)
+
+
 def test_who_has_declined_is_not_woken_for_what_the_device_does() -> None:
     device, woken = Device(), queue.Queue[str]()
     here = Outgoing(device.record)
@@ -203,6 +220,17 @@ def test_who_has_declined_is_not_woken_for_what_the_device_does() -> None:
     assert woken.get(timeout=10) == "d"
     here.stop()
     assert here.join(1e9)
+
+
+def test_a_worker_that_declines_costs_the_step_no_event_for_a_layer(rig: SendRig) -> None:
+    device, (worker,) = Device(), rig.workers
+    outgoing = worker.half.pushing._outgoing
+    outgoing._record_event = device.record
+    rig.begin(FIRST)
+    rig.withdraw()
+    eventually(rig.quiesced)
+    rig.hook("a")
+    assert not device.events
 
 
 def test_a_prompt_of_one_step_has_no_event_for_a_layer() -> None:

@@ -128,6 +128,7 @@ def test_a_prompt_of_which_nothing_is_missing_needs_no_announcement(rig: PushRig
     rig.start(pushed((), tokens=8, computed=8))
     assert rig.results().failed == set()
     assert rig.script.told(PushAnnounce) == []
+    assert rig.withdrawn(), "else its prefiller would keep the blocks for this worker too"
 
 
 def test_a_peer_that_is_not_known_is_asked_for_first() -> None:

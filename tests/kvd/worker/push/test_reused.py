@@ -65,14 +65,14 @@ def test_a_second_request_under_an_id_that_has_served_its_decoder_holds_no_block
 
     here, again = Outgoing(lambda: None), Outgoing(lambda: None)
     for made in (here, again):
-        made.announced("x", "d", Rank(), lambda **_: None)
+        made.announced("x", "d", Rank(), lambda **_: None, by_layer=True)
         made.workers("x", "d", frozenset({Rank()}))
         assert computed(made, "r") == set()
         made.settled("x", "d", Rank())
         assert made.sent(time.monotonic()) == {"r"}
     assert computed(here, "s") == {"s"}
     assert computed(here, "t") == {"t"}
-    again.announced("x", "another decoder", Rank(), lambda **_: None)
+    again.announced("x", "another decoder", Rank(), lambda **_: None, by_layer=True)
     assert computed(again, "s") == set(), "somebody waits for it"
 
 

@@ -29,7 +29,8 @@ WARPS = 8
 """Of a program."""
 _STAGED = 256 << 10
 """Bytes that a slot has room for at first: the cells of 2 GiB in pieces of 64 KiB."""
-_SLOTS = 2
+_SLOTS = 8
+"""At first. A lane that needs another one waits until the device has done what it was told by then."""
 _ALIGNED = 256
 _PROBED = 100
 """Blocks of the first copy: more pieces than a thread block finds at a time, and than its ring holds."""
@@ -158,6 +159,9 @@ class CopyEngine:
         torch = self._torch
         host = torch.empty(size, dtype=torch.uint8, pin_memory=True)
         there = torch.empty(size, dtype=torch.uint8, device=self._device)
+        # torch gives room again as soon as it is free, while kernels of this thread's stream that use it are queued.
+        # A copy is on another stream, and would not wait for them.
+        torch.cuda.current_stream(self._device).synchronize()
         with self.launcher:
             events = self.launcher.event(), self.launcher.event()
         return _Slot(*events, (host, there), size, int(host.data_ptr()), int(there.data_ptr()))

@@ -129,10 +129,11 @@ class CudaLane(EngineLane[CudaPeer, _Launch]):
         self, peer: str, known: CudaPeer, kept: tuple[Rows, Any | None], job: Job, size: tuple[int, int]
     ) -> Transfer:
         work = _Launch(known.source, _on_device(lambda: self._copier.begin(*kept, job)))
+        before = self._free_at if self._live else 0.0
         transfer = self._begin(Transfer(peer, *size, work, backend=NAME))
         if self._rate:
             # Copies of one lane follow each other, and one has begun before its launch returns.
-            self._free_at = max(self._free_at, transfer.posted) + transfer.bytes / self._rate
+            self._free_at = max(before, transfer.posted) + transfer.bytes / self._rate
             transfer.due = self._free_at
         return transfer
 

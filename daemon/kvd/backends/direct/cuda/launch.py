@@ -172,6 +172,7 @@ class Launcher:
 
         Raises:
             ValueError: they are not, and what was seen.
+            AttributeError: the driver cannot say.
         """
         told = compiled.metadata
         for name in ("global_scratch_size", "profile_scratch_size", "launch_cooperative_grid", "launch_pdl"):
@@ -207,5 +208,7 @@ class Launcher:
 def _library() -> Any:
     library = holding()
     for name, takes in _SIGNATURES.items():
-        getattr(library, name).argtypes = takes
+        # What a driver lacks is an error to who calls it: those before 12.4 have no cuFuncGetParamInfo.
+        if hasattr(library, name):
+            getattr(library, name).argtypes = takes
     return library

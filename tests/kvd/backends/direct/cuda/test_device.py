@@ -166,12 +166,19 @@ def test_from_the_first_large_copy_on_it_is_known_when_one_is_over(
 ) -> None:
     lane, selection = reader.lane(peer.metadata()), reader.blocks(peer)
     assert lane.poll(lane.submit_selection("p", selection)) is State.DONE
-    assert lane.submit_selection("p", selection).due == 0, "so small a copy tells nothing"
+    small = lane.submit_selection("p", selection)
+    assert small.due == 0, "so small a copy tells nothing"
+    assert lane.poll(small) is State.DONE
     monkeypatch.setattr(direct_cuda_lane, "_TELLING", 0)
     assert lane.poll(lane.submit_selection("p", selection)) is State.DONE
     first, second = (lane.submit_selection("p", selection) for _ in range(2))
     assert first.due == pytest.approx(first.posted + 0.25, abs=0.01)
     assert second.due == pytest.approx(first.due + 0.25, abs=0.01), "they follow each other"
+    assert {lane.poll(transfer) for transfer in (first, second)} == {State.DONE}
+    third = lane.submit_selection("p", selection)
+    assert third.due == pytest.approx(third.posted + 0.25, abs=0.01), (
+        "those before it ended sooner than was thought"
+    )
 
 
 @pytest.mark.parametrize(("due_in", "waits"), [(None, False), (5.0, False), (0.0, True), (-5.0, False)])

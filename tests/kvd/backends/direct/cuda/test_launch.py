@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from kvd.backends.cuda.driver import CudaError
-from kvd.backends.direct.cuda.copies import CudaCopier
+from kvd.backends.direct.cuda import launch as module
+from kvd.backends.direct.cuda.copies import CopyEngine, CudaCopier
 from kvd.backends.direct.cuda.launch import Arguments, Kernel, Launcher
 from kvd.backends.direct.cuda.tables import SHAPES, WASTE, job_of_descriptors
 from kvd.topology.descriptors import Descriptors
@@ -142,6 +143,17 @@ def test_a_kernel_with_other_parameters_is_not_launched(
         Launcher(0, MadeUpLibrary(sizes)).kernel(compiled(**metadata))
 
 
+def test_a_driver_that_cannot_tell_of_parameters_is_asked_for_all_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known = {name: SimpleNamespace() for name in module._SIGNATURES if name != "cuFuncGetParamInfo"}
+    monkeypatch.setattr(module, "holding", lambda: SimpleNamespace(cuEventSynchronize=None, **known))
+    library = module._library.__wrapped__()
+    assert library.cuLaunchKernel.argtypes == module._SIGNATURES["cuLaunchKernel"]
+    with pytest.raises(AttributeError, match="cuFuncGetParamInfo"):
+        Launcher(0, library).kernel(compiled())
+
+
 def test_an_error_has_the_drivers_words_and_leaves_no_context() -> None:
     library = MadeUpLibrary(fails={"cuEventRecord": 700})
     launcher = Launcher(0, library)
@@ -205,6 +217,23 @@ def test_a_launch_can_be_waited_for() -> None:
     library.pending = True
     assert not flight.done()
     assert flight.done(wait=True)
+
+
+def test_room_for_a_launch_is_used_once_nothing_queued_may_still_use_it() -> None:
+    """torch gives room again that was freed on a stream, and only what is on that stream comes after its last use."""
+    done: list[str] = []
+
+    def room(_size: int, **where: Any) -> Any:
+        done.append("room on the host" if "pin_memory" in where else "room on the device")
+        return SimpleNamespace(data_ptr=lambda: 1)
+
+    stream = SimpleNamespace(synchronize=lambda: done.append("wait"))
+    engine = CopyEngine.__new__(CopyEngine)
+    engine.launcher, engine._device = Launcher(0, MadeUpLibrary()), "cuda:0"
+    cuda = SimpleNamespace(current_stream=lambda _device: stream)
+    engine._torch = SimpleNamespace(empty=room, uint8=np.uint8, cuda=cuda)
+    engine._made(256)
+    assert done == ["room on the host", "room on the device", "wait"]
 
 
 def test_a_launch_that_is_refused_gives_its_slot_back() -> None:
