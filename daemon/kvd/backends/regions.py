@@ -117,7 +117,8 @@ class RegisteredMemory:
         if not len(addresses) or not len(self._first):
             return 0 if len(addresses) else None
         at = self._region(addresses)
-        fits = (addresses >= self._first[at]) & (addresses + lengths <= self._end[at])
+        # The sum of an address and a length may be beyond 64 bits, and so be small.
+        fits = (addresses >= self._first[at]) & (lengths <= self._end[at] - addresses)
         return None if fits.all() else int(np.argmin(fits))
 
     def _region(self, addresses: Int64) -> Int64:

@@ -39,6 +39,11 @@ def test_what_lies_across_a_gap_before_the_first_or_after_the_last_is_refused(
         checked(rows((1000, 1), (address, length)), ANYWHERE, MEMORY, backend="x")
 
 
+def test_a_length_that_ends_beyond_64_bits_is_not_inside() -> None:
+    with pytest.raises(TransferRefused, match="local descriptor 1, 9223372036854775807 bytes at 0x3e8"):
+        checked(rows((1000, 1), (1000, (1 << 63) - 1)), MEMORY, ANYWHERE, backend="x")
+
+
 def test_remote_addresses_become_those_at_which_the_reader_sees_them() -> None:
     seen = RegisteredMemory([Region(1000, 100), Region(1100, 50)], [7000, 9000])
     found = checked(rows((1000, 1), (1099, 1), (1100, 2)), ANYWHERE, seen, backend="x")

@@ -81,8 +81,14 @@ class PrefixCache:
 
     def holders_of(self, block_hash: bytes) -> tuple[int, ...]:
         """For each group 1 if it holds a complete block of that hash; on any thread."""
-        found = (self._pool.get_cached_block(block_hash, [group]) for group in range(len(self._groups)))
-        return tuple(int(bool(blocks) and self._entry(blocks[0]) is not None) for blocks in found)
+        return tuple(int(self._is_held(block_hash, group)) for group in range(len(self._groups)))
+
+    def _is_held(self, block_hash: bytes, group: int) -> bool:
+        try:
+            blocks = self._pool.get_cached_block(block_hash, [group])
+        except (RuntimeError, StopIteration):  # the other thread changed what was being walked over
+            return False
+        return bool(blocks) and self._entry(blocks[0]) is not None
 
     def watch(self, block: Any) -> int:
         """Have vLLM tell when it gives this block away, which somebody holds just now. Gives its mark."""
