@@ -110,6 +110,7 @@ def test_of_sliding_windows_only_the_blocks_of_the_last_one_are_moved(gemma: Sha
     prompt = prompt_of(5 * BLOCK + 30)
     held, before = 0, ""
     for name in ("a", "c", "b", "d"):
+        gemma.settle()
         answered = gemma.engines[name].submit(prompt, ANSWER).result(120)
         assert answered.error == ""
         assert answered.num_cached_tokens == held

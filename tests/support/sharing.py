@@ -50,8 +50,17 @@ class Sharing:
         )
 
     def settle(self) -> None:
-        """Wait until each kvd knows what all engines hold. One that follows no other yet asks all of its engines."""
+        """Wait until each kvd knows what all engines hold. One that follows no other yet asks all of its engines.
+
+        For that it needs its links, which one that begins again gets back some tenths of a second later.
+        """
+        wait_for(self._linked, 60.0)
         wait_for(self._settled, 60.0)
+
+    def _linked(self) -> bool:
+        answers = [cast("KvdStatus", host.ask(GetStatus())) for host in self.hosts.values()]
+        peers = [peer for answer in answers for peer in answer.peers]
+        return bool(peers) and all(peer.state == "up" for peer in peers)
 
     def _settled(self) -> bool:
         newest: dict[str, int] = {}
