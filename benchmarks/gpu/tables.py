@@ -268,6 +268,7 @@ TABLES: dict[str, Callable[[Sequence[Line]], str]] = {
     "first tokens": transfer_tables.first_tokens,
     "first requests": transfer_tables.first_requests,
     "checksums": transfer_tables.checksums,
+    "prefixes": transfer_tables.prefixes,
     "overlap": overlaps,
     "beside": besides,
     "faults": faults,

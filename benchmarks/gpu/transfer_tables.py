@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.gpu.lines import BY_LAYER, Line, devices_of, groups, median_of, memory_of
 from benchmarks.gpu.markdown import ms, ratio, size, table
 
-WAYS = ("direct", "nixl", "mooncake", "stock-nixl", "stock-mooncake", "none")
+WAYS = ("direct", "nixl", "mooncake", "stock-nixl", "stock-mooncake", "p2p", "none")
 STOCK_OF = {"direct": "stock-nixl", "nixl": "stock-nixl", "mooncake": "stock-mooncake"}
 """What each of ours is held against: direct has no peer of its kind, the faster common one stands in."""
 
@@ -99,6 +99,44 @@ def checksums(lines: Sequence[Line]) -> str:
         (
             "where", "block", "tokens", "way", "added up", "bytes", "transfer", "first token", "over off",
             "prefill", "misses",
+        ),
+        rows,
+    )  # fmt: skip
+
+
+def prefixes(lines: Sequence[Line]) -> str:
+    """First tokens of prompts that another engine holds, against computing them; counted are rounds of one run."""
+    rows = []
+    keys = (devices_of, "block", "tokens", "way", memory_of)
+    found = groups(lines, "prefix", keys)
+    for key in sorted(found, key=lambda one: (*one[:3], WAYS.index(one[3]))):
+        where, block, tokens, way, memory = key
+        some = found[key]
+        times = {
+            name: median(line[name]["seconds"] for line in some)
+            for name in ("computed", "read", "held there")
+        }
+        cached = sorted({line["read"]["cached"] for line in some})
+        rows.append(
+            (
+                where,
+                block,
+                tokens,
+                way,
+                memory,
+                len(some),
+                " to ".join(map(str, dict.fromkeys((cached[0], cached[-1])))),
+                ms(times["computed"]),
+                ms(times["read"]),
+                ratio(times["read"], times["computed"]),
+                ms(times["held there"]),
+                f"{sum(line['equal'] for line in some)} of {len(some)}",
+            )
+        )
+    return table(
+        (
+            "where", "block", "tokens", "way", "memory", "prompts", "tokens read", "computed", "read",
+            "over computed", "in its own cache", "answers equal",
         ),
         rows,
     )  # fmt: skip

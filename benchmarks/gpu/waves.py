@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from benchmarks.gpu.fleet import STOCK, Fleet, Pair, PairSpec, begin_pair
+from benchmarks.gpu.fleet import NOT_OURS, Fleet, Pair, PairSpec, begin_pair
 from benchmarks.gpu.models import write
 from kvctl.demo.deployment import Start, engines
 from kvctl.processes.errors import EngineError, EngineTimeout
@@ -203,7 +203,7 @@ def _take_up(fleet: Fleet, one: _Going, ending: ThreadPoolExecutor) -> None:
 
 def _up(fleet: Fleet, pair: Pair) -> None:
     seconds = round(time.monotonic() - pair.began, 1)
-    ours = pair.spec.way not in (*STOCK, "none")
+    ours = pair.spec.way not in (*NOT_OURS, "none")
     geometry = ask_workers(pair.decode, "kvb_geometry")[0] if ours else []
     fleet.report.note("started", pair=pair.spec.name, seconds=seconds, geometry=geometry)
     fleet.report.say(f"{pair.spec.name} is up after {seconds} s")

@@ -1,0 +1,131 @@
+"""A prompt that another engine holds, against computing it: read from that one's GPU, or through both hosts' memory."""
+
+from __future__ import annotations
+
+import functools
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from benchmarks.gpu.asking import ANSWER_SECONDS, fresh
+from benchmarks.gpu.correctness import about
+from benchmarks.gpu.fleet import FIRST_RUNNER, Fleet, Pair, PairSpec
+from benchmarks.gpu.losing import tried
+from benchmarks.gpu.timing import introduce
+from benchmarks.serving.in_host import SERVE
+from benchmarks.serving.stages import DEPLOYED
+from kvctl.demo.engine import EngineProcess
+from kvd.wire.identity import HERE
+from kvd.wire.prefixes.cache import CacheList, ListCaches
+
+TOLD_SECONDS = 10.0
+STORED_SECONDS = 1.0
+"""How long the `p2p` tier is given to copy a prompt to its host's memory: it tells nobody when it has."""
+Params = Mapping[str, Any]
+
+
+def pairs(fleet: Fleet) -> list[PairSpec]:
+    """Ours by two backends, and vLLM's tier, which needs a GPU."""
+    cuda = fleet.device == "cuda"
+    made = functools.partial(
+        PairSpec,
+        kind="dense",
+        mode="pull",
+        turns=True,
+        caching=True,
+        gpus=fleet.apart,
+        block=fleet.sizes.blocks[0],
+        eager=not cuda,
+        room=8.0,
+        env=FIRST_RUNNER | {"PYTHONHASHSEED": "0"},
+        arguments={**(DEPLOYED if cuda else {}), "prefix_caching_hash_algo": "sha256"},
+    )
+    ours = [made(way=way, options={"prefixes": "on"}) for way in ("direct", "nixl")]
+    return [*ours, made(way="p2p")] if cuda else ours
+
+
+def measure(fleet: Fleet, running: Sequence[Pair]) -> dict[str, list[str]]:
+    """All lengths by all pairs, in turns within each round; a round of each length before them does not count."""
+    wrong: dict[str, list[str]] = {}
+    for pair in running:
+        tried(fleet, pair, "introduce", functools.partial(_ready, fleet, pair))
+    for tokens in fleet.sizes.all:
+        for number in range((3 if fleet.quick else 6) + 1):
+            for pair in running:
+                work = functools.partial(_round, fleet, pair, tokens, number)
+                if not tried(fleet, pair, f"prefix {tokens} {number}", work):
+                    wrong.setdefault(pair.spec.name, []).append(f"{tokens} {number}")
+    return wrong
+
+
+def _ready(fleet: Fleet, pair: Pair) -> None:
+    if pair.spec.way != "p2p":
+        introduce(fleet, pair)
+    for tokens in fleet.sizes.all:
+        for engine in pair.engines:
+            engine.submit(fresh(tokens), 2).result(60.0)
+
+
+def _round(fleet: Fleet, pair: Pair, tokens: int, number: int) -> bool:
+    """One prompt, by its holder twice, then by the reader; and another one, which the reader computes.
+
+    The holder's second answer is computed in the pieces in which the reader computes: after what is held.
+    """
+    prompt, (given, taken) = fresh(tokens), _params(pair)
+    times = {"computed there": _asked(pair.prefill, prompt, given)}
+    times["held there"] = _asked(pair.prefill, prompt, given)
+    _wait_until_told(pair)
+    times["read"] = _asked(pair.decode, prompt, taken)
+    times["computed"] = _asked(pair.decode, fresh(tokens), None)
+    there, here = (_answer(engine, prompt) for engine in (pair.prefill, pair.decode))
+    fleet.report.note(
+        "prefix",
+        **about(pair, "pull", tokens),
+        note="steady" if number else "warm",
+        equal=there == here,
+        **{name: {"seconds": seconds, "cached": cached} for name, (seconds, cached) in times.items()},
+    )
+    return there == here
+
+
+def _params(pair: Pair) -> tuple[Params | None, Params | None]:
+    """What goes along with a prompt to its holder and to the reader: nothing with ours, who finds out by itself."""
+    if pair.spec.way != "p2p":
+        return None, None
+    name = uuid.uuid4().hex
+    host, _, port = pair.bootstrap.removeprefix("http://").partition(":")
+    reads = {"kv_request_id": name, "remote_host": host, "remote_port": int(port)}
+    return {"decode": {"kv_request_id": name}}, {"prefill": reads}
+
+
+def _asked(engine: EngineProcess, prompt: Sequence[int], params: Params | None) -> tuple[float, int]:
+    """Seconds to the first token, from the engine's receipt, and tokens that it did not compute."""
+    request = {"id": uuid.uuid4().hex, "prompt_token_ids": list(prompt), "max_tokens": 1}
+    found = engine.call(SERVE, {**request, "kv_transfer_params": params}).result(ANSWER_SECONDS)
+    return found["tokens"][0][0] - found["got"], found["cached"]
+
+
+def _answer(engine: EngineProcess, prompt: Sequence[int]) -> tuple[int, ...]:
+    """What it says to a prompt whose blocks it has by now, read or computed."""
+    return tuple(engine.submit(prompt, 16).result(ANSWER_SECONDS).token_ids)
+
+
+def _wait_until_told(pair: Pair) -> None:
+    """Until the reader's kvd knows what the holder holds; of the tier, for as long as it is given."""
+    if pair.spec.way == "p2p":
+        time.sleep(STORED_SECONDS)
+        return
+    until = time.monotonic() + TOLD_SECONDS
+    while not _is_told(pair) and time.monotonic() < until:
+        time.sleep(0.02)
+
+
+def _is_told(pair: Pair) -> bool:
+    """A kvd that follows no other one yet asks all of its engines: so nothing need be told then."""
+    there, here = (cast("CacheList", host.ask(ListCaches())).rows for host in pair.hosts)
+    own = next(row for row in there if (row.engine_id, row.endpoint) == (pair.ids[0], HERE))
+    if own.held is None or own.held.untold or own.hints is None:
+        return False
+    known = [row.hints.version for row in here if row.engine_id == pair.ids[0] and row.hints is not None]
+    return all(version == own.hints.version for version in known)
