@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from benchmarks.gpu.asking import ANSWER_SECONDS, fresh
@@ -14,6 +14,7 @@ from benchmarks.gpu.fleet import FIRST_RUNNER, Fleet, Pair, PairSpec
 from benchmarks.gpu.losing import tried
 from benchmarks.gpu.timing import introduce
 from benchmarks.serving.in_host import SERVE
+from benchmarks.serving.ledger import loads_since, newest
 from benchmarks.serving.stages import DEPLOYED
 from kvctl.demo.engine import EngineProcess
 from kvd.wire.identity import HERE
@@ -26,23 +27,26 @@ Params = Mapping[str, Any]
 
 
 def pairs(fleet: Fleet) -> list[PairSpec]:
-    """Ours by two backends, and vLLM's tier, which needs a GPU."""
+    """Ours by two backends, and vLLM's tier, which needs a GPU; in small blocks and in large ones."""
     cuda = fleet.device == "cuda"
-    made = functools.partial(
+    made: Callable[..., PairSpec] = functools.partial(
         PairSpec,
         kind="dense",
         mode="pull",
         turns=True,
         caching=True,
         gpus=fleet.apart,
-        block=fleet.sizes.blocks[0],
         eager=not cuda,
         room=8.0,
         env=FIRST_RUNNER | {"PYTHONHASHSEED": "0"},
         arguments={**(DEPLOYED if cuda else {}), "prefix_caching_hash_algo": "sha256"},
     )
-    ours = [made(way=way, options={"prefixes": "on"}) for way in ("direct", "nixl")]
-    return [*ours, made(way="p2p")] if cuda else ours
+    small, large = fleet.sizes.blocks
+    ours = functools.partial(made, options={"prefixes": "on"})
+    if not cuda:
+        return [ours(way=way, block=small) for way in ("direct", "nixl")]
+    pairs = [ours(way="direct", block=small), ours(way="nixl", block=small), made(way="p2p", block=small)]
+    return [*pairs, ours(way="direct", block=large), made(way="p2p", block=large)]
 
 
 def measure(fleet: Fleet, running: Sequence[Pair]) -> dict[str, list[str]]:
@@ -70,21 +74,26 @@ def _ready(fleet: Fleet, pair: Pair) -> None:
 def _round(fleet: Fleet, pair: Pair, tokens: int, number: int) -> bool:
     """One prompt, by its holder twice, then by the reader; and another one, which the reader computes.
 
-    The holder's second answer is computed in the pieces in which the reader computes: after what is held.
+    It is ``tokens`` long and one more, which is computed: whole blocks are held. The holder's second answer is computed
+    in the pieces in which the reader computes: after what is held.
     """
-    prompt, (given, taken) = fresh(tokens), _params(pair)
+    prompt, (given, taken) = fresh(tokens + 1), _params(pair)
+    ours = pair.spec.way != "p2p"
+    before = newest(pair) if ours else 0
     times = {"computed there": _asked(pair.prefill, prompt, given)}
     times["held there"] = _asked(pair.prefill, prompt, given)
     _wait_until_told(pair)
     times["read"] = _asked(pair.decode, prompt, taken)
-    times["computed"] = _asked(pair.decode, fresh(tokens), None)
+    times["computed"] = _asked(pair.decode, fresh(tokens + 1), None)
+    loads = list(loads_since(pair, before, ()).values()) if ours else []
     there, here = (_answer(engine, prompt) for engine in (pair.prefill, pair.decode))
     fleet.report.note(
         "prefix",
         **about(pair, "pull", tokens),
         note="steady" if number else "warm",
         equal=there == here,
-        **{name: {"seconds": seconds, "cached": cached} for name, (seconds, cached) in times.items()},
+        load=loads[0] if loads else None,
+        **times,
     )
     return there == here
 
@@ -99,11 +108,13 @@ def _params(pair: Pair) -> tuple[Params | None, Params | None]:
     return {"decode": {"kv_request_id": name}}, {"prefill": reads}
 
 
-def _asked(engine: EngineProcess, prompt: Sequence[int], params: Params | None) -> tuple[float, int]:
-    """Seconds to the first token, from the engine's receipt, and tokens that it did not compute."""
+def _asked(engine: EngineProcess, prompt: Sequence[int], params: Params | None) -> dict[str, Any]:
+    """Seconds to the first token, from the engine's receipt, and tokens that it did not compute; with its moments."""
     request = {"id": uuid.uuid4().hex, "prompt_token_ids": list(prompt), "max_tokens": 1}
     found = engine.call(SERVE, {**request, "kv_transfer_params": params}).result(ANSWER_SECONDS)
-    return found["tokens"][0][0] - found["got"], found["cached"]
+    answered = found["tokens"][0][0]
+    moments = {name: found[name] for name in ("got", "queued", "scheduled", "first")} | {"answered": answered}
+    return {"seconds": answered - found["got"], "cached": found["cached"], "moments": moments}
 
 
 def _answer(engine: EngineProcess, prompt: Sequence[int]) -> tuple[int, ...]:

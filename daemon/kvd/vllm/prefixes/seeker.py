@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from itertools import chain
 from typing import Literal
@@ -22,6 +22,9 @@ from kvd.worker.settings import ConnectorSettings
 
 log = logger(__name__)
 
+IDLE_SECONDS = 0.005
+"""How long an idle engine waits for an answer without a step. Steps without tokens take a millisecond or more each, and
+keep the answer waiting for Python's lock."""
 MOST_HASHES = (2 << 20) // HASH_BYTES
 """Blocks of a prompt whose hashes are sent: as many as one field of a message holds."""
 
@@ -68,11 +71,18 @@ class PrefixSeeker:
         self._groups = groups
         self._asked: dict[str, _Asked | None] = {}
 
-    def look(self, request: VllmRequest, computed: int) -> FoundPrefix | Literal["asking"] | None:
-        """What was found for a request of which ``computed`` tokens are cached here. It is asked for once."""
+    def look(
+        self, request: VllmRequest, computed: int, *, idle: bool = False
+    ) -> FoundPrefix | Literal["asking"] | None:
+        """What was found for a request of which ``computed`` tokens are cached here. It is asked for once.
+
+        Where the engine is ``idle`` the answer is waited for here a while, since nothing else is to be done.
+        """
         name = request.request_id
         if name not in self._asked:
-            self._asked[name] = self._ask(request, computed)
+            self._asked[name] = asked = self._ask(request, computed)
+            if idle and asked is not None:
+                wait((asked.answer,), min(IDLE_SECONDS, self._settings.prefix_wait))
         asked = self._asked[name]
         if asked is None:
             return None

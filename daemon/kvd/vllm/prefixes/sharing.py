@@ -43,6 +43,8 @@ class Prefixes:
         self._holder: PrefixHolder | None = None
         self._teller: HintTeller | None = None
         self._seeker: PrefixSeeker | None = None
+        self._running: set[str] = set()
+        """Requests that have blocks."""
 
     def bind(self, manager: Any) -> None:
         """Share what vLLM's KVCacheManager has. Raises `UnsupportedBuild`."""
@@ -63,6 +65,7 @@ class Prefixes:
 
     def allocated(self, request: VllmRequest, tables: Sequence[Sequence[Any]]) -> None:
         """A request has blocks, in vLLM's own lists."""
+        self._running.add(request.request_id)
         if self._holder is not None:
             self._holder.allocated(request, tables)
 
@@ -75,6 +78,7 @@ class Prefixes:
 
     def finished(self, request: VllmRequest) -> None:
         """A request ended; its blocks are still its own."""
+        self._running.discard(request.request_id)
         if self._holder is not None:
             self._holder.finished(request)
         if self._teller is not None:
@@ -86,7 +90,7 @@ class Prefixes:
         """Whether it is being asked who holds more of a prompt than ``computed`` tokens. What is found is claimed."""
         if self._seeker is None:
             return False
-        found = self._seeker.look(request, computed)
+        found = self._seeker.look(request, computed, idle=not self._running)
         if found == "asking":
             return True
         if found is not None:

@@ -142,13 +142,18 @@ class Claims:
                 ask_lease(self._asker, claim, now, 0.0)
 
     def begin_found(self, request_id: str, prefill: RemotePrefill, reader: str) -> None:
-        """Another engine holds a prefix of a request's prompt. There is no lease to claim: it is checked once read."""
+        """Another engine holds a prefix of a request's prompt. There is no lease to claim: it is checked once read.
+
+        Kvd named the engine just now, so one that is known to fit is not asked for once more.
+        """
         now = time.monotonic()
         claim = self._claims[request_id] = Claim(
             request_id, prefill, prefill.tokens, now, reader=reader, checked=True
         )
         claim.lease.valid_until = math.inf
-        ask_peer(self._asker, claim)
+        claim.peer_known = self._asker.known.fits(prefill)
+        if not claim.peer_known:
+            ask_peer(self._asker, claim)
 
     def decline(self, request_id: str, cause: Cause) -> None:
         """Nothing is to be loaded for a request that has just come."""
