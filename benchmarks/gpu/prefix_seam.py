@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from vllm.v1.core import kv_cache_utils
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
 from kvd.vllm import KvdConnector
+from kvd.vllm.early import EarlyScheduler
 
 __all__ = ["KvdConnector", "PrefixScheduler"]
 
@@ -27,8 +27,8 @@ if not hasattr(kv_cache_utils, "resolve_none_hash_seed"):
     kv_cache_utils.resolve_none_hash_seed = _seed_of_all
 
 
-class PrefixScheduler(AsyncScheduler):  # type: ignore[misc]
-    """vLLM's, whose connector is given the cache and is told of each block of it that goes to somebody else."""
+class PrefixScheduler(EarlyScheduler):
+    """That of an engine with one worker. The connector is given the cache, and told of blocks that are given away."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -35,8 +35,9 @@ def test_whoever_let_go_of_a_block_is_told_when_it_is_given_away(earlier: bool) 
     assert (first.ref_cnt, second.ref_cnt, pool.get_num_free_blocks()) == (1, 0, 2)
     pool.free_blocks([first])
     assert not told
-    assert [block.block_id for block in pool.get_new_blocks(3)] == [3, second.block_id, first.block_id]
-    assert told == [second.block_id, first.block_id]
+    given = [block.block_id for block in pool.get_new_blocks(3)]
+    assert told == [one for one in given if one in (first.block_id, second.block_id)]
+    assert len(told) == 2
 
 
 @pytest.mark.usefixtures("vllm")

@@ -22,7 +22,7 @@ from kvd.worker.settings import ConnectorSettings
 
 log = logger(__name__)
 
-IDLE_SECONDS = 0.005
+IDLE_SECONDS = 0.01
 """How long an idle engine waits for an answer without a step. Steps without tokens take a millisecond or more each, and
 keep the answer waiting for Python's lock."""
 MOST_HASHES = (2 << 20) // HASH_BYTES
