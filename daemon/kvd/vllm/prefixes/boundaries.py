@@ -55,18 +55,22 @@ class Boundaries:
         """Whether kvd is not known to have been told of everything, on any thread."""
         return bool(self._touched) or not self._known
 
-    def add(self, block_hash: bytes, end: int) -> None:
-        """A block that ends with a prompt's ``end``-th token is complete; its hash has its group behind it."""
+    def add(self, block_hash: bytes, end: int) -> bool:
+        """A block that ends with a prompt's ``end``-th token is complete; its hash has its group behind it.
+
+        Gives whether it is one of those that may be told of, of which `remove` is to hear.
+        """
         if end % self._step:
-            return
+            return False
         name, group = split(block_hash)
         with self._lock:
             if name not in self._held and len(self._held) >= MOST_TAGS:
-                return
+                return False
             self._held.setdefault(name, [0] * self._groups)[group] += 1
             first = self._touch(name)
         if first:
             self.on_change()
+        return True
 
     def remove(self, block_hash: bytes) -> None:
         """That block is given away."""

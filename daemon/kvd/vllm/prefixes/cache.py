@@ -16,17 +16,24 @@ from typing import Any, NamedTuple
 
 from kvd.vllm.errors import UnsupportedBuild
 from kvd.vllm.memory.groups import GroupFacts
-from kvd.vllm.prefixes.boundaries import Boundaries, every, split
+from kvd.vllm.prefixes.boundaries import Boundaries, every
 
 MOST_LOOKS = 8
 """Times that a shorter prefix is looked for where a block of a longer one is not complete."""
 
 
-class CompleteBlock(NamedTuple):
-    """What a block holds, by its hash; ``mark`` tells it from what the block held before."""
+class WatchedBlock:
+    """A block of one group from when somebody has it until it is given to somebody else.
 
-    mark: int
-    hash: Any
+    ``hash`` is what it holds, once that is computed. Peers are told of the prefix that ends with it if it is ``told``.
+    """
+
+    __slots__ = ("group", "hash", "told")
+
+    def __init__(self, group: int) -> None:
+        self.group = group
+        self.hash: Any = None
+        self.told = False
 
 
 class HeldPrefix(NamedTuple):
@@ -34,7 +41,7 @@ class HeldPrefix(NamedTuple):
 
     tokens: int
     ids: tuple[tuple[int, ...], ...]
-    entries: tuple[tuple[Any, CompleteBlock], ...]
+    entries: tuple[tuple[Any, WatchedBlock], ...]
 
 
 class PrefixCache:
@@ -52,9 +59,7 @@ class PrefixCache:
                 'prefixes is "on" and this vLLM does not tell when it gives a cached block away; leave it out, or use'
                 " vLLM 0.32 or later"
             )
-        self._marks: dict[int, int] = {}
-        self._complete: dict[int, CompleteBlock] = {}
-        self._last = 0
+        self._watched: dict[int, WatchedBlock] = {}
         self._by_group = [0] * len(self._groups)
         self.boundaries = Boundaries(
             len(self._groups), self.hash_tokens, every(self._groups, self.hash_tokens, least)
@@ -67,7 +72,7 @@ class PrefixCache:
 
     def __len__(self) -> int:
         """How many blocks are complete, on any thread."""
-        return len(self._complete)
+        return sum(self._by_group)
 
     @property
     def by_group(self) -> tuple[int, ...]:
@@ -90,27 +95,33 @@ class PrefixCache:
             return False
         return bool(blocks) and self._entry(blocks[0]) is not None
 
-    def watch(self, block: Any) -> int:
-        """Have vLLM tell when it gives this block away, which somebody holds just now. Gives its mark."""
-        mark = self._marks.get(block.block_id)
-        if mark is None:
-            self._last = mark = self._last + 1
-            self._marks[block.block_id] = mark
-            self._let_go((block,))
-        return mark
+    def watch(self, blocks: Iterable[Any], group: int) -> list[WatchedBlock]:
+        """Have vLLM tell when it gives these blocks of a group away, which somebody holds just now."""
+        watched, new = [], []
+        for block in blocks:
+            one = self._watched.get(block.block_id)
+            if one is None:
+                one = self._watched[block.block_id] = WatchedBlock(group)
+                new.append(block)
+            watched.append(one)
+        self._let_go(new)
+        return watched
 
-    def complete(self, block: Any, mark: int, end: int) -> None:
-        """What is to stand in the block has been computed, if it is the one that had this mark.
+    def complete(self, block: Any, watched: WatchedBlock, end: int) -> None:
+        """What is to stand in the block has been computed, if it has not been given away since it was watched.
 
         It is up to a prompt's ``end``-th token.
         """
-        if self._marks.get(block.block_id) == mark and block.block_hash is not None:
-            known = self._complete.get(block.block_id)
-            if known is None or known.hash != block.block_hash:
-                self._forget(known)
-                self._complete[block.block_id] = CompleteBlock(mark, block.block_hash)
-                self._by_group[split(block.block_hash)[1]] += 1
-                self.boundaries.add(block.block_hash, end)
+        holds = block.block_hash
+        if holds is None or holds == watched.hash or self._watched.get(block.block_id) is not watched:
+            return
+        if watched.hash is not None:
+            # Whoever was told of it is to see that it holds something else now.
+            self._forget(watched)
+            watched = self._watched[block.block_id] = WatchedBlock(watched.group)
+        watched.told = self.boundaries.add(holds, end)
+        watched.hash = holds
+        self._by_group[watched.group] += 1
 
     def look_up(self, hashes: list[bytes], beyond: int, most: int) -> HeldPrefix | None:
         """The longest prefix that is held here, of more than ``beyond`` and at most ``most`` tokens."""
@@ -155,12 +166,12 @@ class PrefixCache:
             for group, facts in zip(blocks, self._groups, strict=True)
         ], tokens
 
-    def _entry(self, block: Any) -> CompleteBlock | None:
-        found = self._complete.get(block.block_id)
-        return found if found is not None and found.hash == block.block_hash else None
+    def _entry(self, block: Any) -> WatchedBlock | None:
+        found, holds = self._watched.get(block.block_id), block.block_hash
+        return found if found is not None and holds is not None and found.hash == holds else None
 
     def _incomplete_from(
-        self, blocks: list[list[Any]], entries: list[list[CompleteBlock | None]], tokens: int
+        self, blocks: list[list[Any]], entries: list[list[WatchedBlock | None]], tokens: int
     ) -> int | None:
         """How many tokens to look for instead, where a block is not complete; None where all are."""
         for group, found, facts in zip(blocks, entries, self._groups, strict=True):
@@ -177,13 +188,14 @@ class PrefixCache:
 
     def _given_away(self, block: Any) -> None:
         """The block goes to somebody, or vLLM forgets all."""
-        self._forget(self._complete.pop(block.block_id, None))
-        self._marks.pop(block.block_id, None)
+        watched = self._watched.pop(block.block_id, None)
+        if watched is not None and watched.hash is not None:
+            self._forget(watched)
 
-    def _forget(self, complete: CompleteBlock | None) -> None:
-        if complete is not None:
-            self._by_group[split(complete.hash)[1]] -= 1
-            self.boundaries.remove(complete.hash)
+    def _forget(self, watched: WatchedBlock) -> None:
+        self._by_group[watched.group] -= 1
+        if watched.told:
+            self.boundaries.remove(watched.hash)
 
 
 def _ids(blocks: Sequence[Sequence[Any]]) -> tuple[tuple[int, ...], ...]:

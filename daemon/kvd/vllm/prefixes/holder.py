@@ -15,7 +15,7 @@ from typing import Any
 from kvd.topology.blocks import offered
 from kvd.vllm.builds.prefix_hashes import hashes_of
 from kvd.vllm.memory.groups import GroupFacts
-from kvd.vllm.prefixes.cache import HeldPrefix, PrefixCache
+from kvd.vllm.prefixes.cache import HeldPrefix, PrefixCache, WatchedBlock
 from kvd.vllm.prompt.parts import is_plain_text
 from kvd.vllm.vllm_types import VllmRequest, VllmStep, processed_tokens
 from kvd.wire.frame import Message
@@ -39,7 +39,7 @@ class _Computed:
     request: VllmRequest
     tables: Sequence[Sequence[Any]] = ()
     seen: list[int] = field(default_factory=list)
-    waiting: list[tuple[int, Any, int]] = field(default_factory=list)
+    waiting: list[tuple[int, Any, WatchedBlock]] = field(default_factory=list)
     due: int = 0
 
 
@@ -92,20 +92,20 @@ class PrefixHolder:
     def _note_complete(self, one: _Computed) -> None:
         done = processed_tokens(one.request)
         waiting = []
-        for end, block, mark in one.waiting:
+        for end, block, watched in one.waiting:
             if end <= done:
-                self.cache.complete(block, mark, end)
+                self.cache.complete(block, watched, end)
             else:
-                waiting.append((end, block, mark))
+                waiting.append((end, block, watched))
         one.waiting = waiting
 
     def _watch(self, one: _Computed, reached: int) -> None:
         for group, (facts, table) in enumerate(zip(self._groups, one.tables, strict=True)):
             full = min(reached // facts.block_size, len(table))
-            for number in range(one.seen[group], full):
-                if not table[number].is_null:
-                    mark = self.cache.watch(table[number])
-                    one.waiting.append(((number + 1) * facts.block_size, table[number], mark))
+            new = [number for number in range(one.seen[group], full) if not table[number].is_null]
+            watched = self.cache.watch([table[number] for number in new], group)
+            for number, block in zip(new, watched, strict=True):
+                one.waiting.append(((number + 1) * facts.block_size, table[number], block))
             one.seen[group] = max(one.seen[group], full)
         one.due = (reached // self._least + 1) * self._least
 
