@@ -23,37 +23,48 @@ from kvd.wire.prefixes.cache import CacheList, ListCaches
 TOLD_SECONDS = 10.0
 STORED_SECONDS = 1.0
 """How long the `p2p` tier is given to copy a prompt to its host's memory: it tells nobody when it has."""
+SHARED = {"prefixes": "on"}
 Params = Mapping[str, Any]
 
 
 def pairs(fleet: Fleet) -> list[PairSpec]:
     """Ours by two backends, and vLLM's tier, which needs a GPU; in small blocks and in large ones."""
-    cuda = fleet.device == "cuda"
-    made: Callable[..., PairSpec] = functools.partial(
+    small, large = fleet.sizes.blocks
+    made = _spec(fleet, "dense", room=8.0, eager=fleet.device != "cuda")
+    ours = functools.partial(made, options=SHARED)
+    if fleet.device != "cuda":
+        return [ours(way=way, block=small) for way in ("direct", "nixl")]
+    pairs = [ours(way="direct", block=small), ours(way="nixl", block=small), made(way="p2p", block=small)]
+    return [*pairs, ours(way="direct", block=large), made(way="p2p", block=large)]
+
+
+def kinds(fleet: Fleet) -> list[PairSpec]:
+    """Pairs of other models; vLLM on CPUs keeps no prefixes of MLA."""
+    names = ("mla", "gemma3") if fleet.device == "cuda" else ("gemma3",)
+    made = functools.partial(_spec, fleet, longest=fleet.sizes.middle, options=SHARED)
+    return [made(kind)(way=way) for kind in names for way in ("direct", "nixl")]
+
+
+def _spec(fleet: Fleet, kind: str, **more: Any) -> Callable[..., PairSpec]:
+    deployed = DEPLOYED if fleet.device == "cuda" else {}
+    return functools.partial(
         PairSpec,
-        kind="dense",
+        kind=kind,
         mode="pull",
         turns=True,
         caching=True,
         gpus=fleet.apart,
-        eager=not cuda,
-        room=8.0,
         env=FIRST_RUNNER | {"PYTHONHASHSEED": "0"},
-        arguments={**(DEPLOYED if cuda else {}), "prefix_caching_hash_algo": "sha256"},
+        arguments={**deployed, "prefix_caching_hash_algo": "sha256"},
+        **more,
     )
-    small, large = fleet.sizes.blocks
-    ours = functools.partial(made, options={"prefixes": "on"})
-    if not cuda:
-        return [ours(way=way, block=small) for way in ("direct", "nixl")]
-    pairs = [ours(way="direct", block=small), ours(way="nixl", block=small), made(way="p2p", block=small)]
-    return [*pairs, ours(way="direct", block=large), made(way="p2p", block=large)]
 
 
 def measure(fleet: Fleet, running: Sequence[Pair]) -> dict[str, list[str]]:
     """All lengths by all pairs, in turns within each round; a round of each length before them does not count."""
     wrong: dict[str, list[str]] = {}
     for pair in running:
-        tried(fleet, pair, "introduce", functools.partial(_ready, fleet, pair))
+        tried(fleet, pair, "introduce", functools.partial(_ready, fleet, pair, fleet.sizes.all))
     for tokens in fleet.sizes.all:
         for number in range((3 if fleet.quick else 6) + 1):
             for pair in running:
@@ -63,16 +74,30 @@ def measure(fleet: Fleet, running: Sequence[Pair]) -> dict[str, list[str]]:
     return wrong
 
 
-def _ready(fleet: Fleet, pair: Pair) -> None:
+def each(fleet: Fleet, pair: Pair) -> list[str]:
+    """Two lengths, read twice each; those of which something was wrong."""
+    lengths = fleet.sizes.short, fleet.sizes.middle
+    tried(fleet, pair, "introduce", functools.partial(_ready, fleet, pair, lengths))
+    rounds = [(tokens, number) for tokens in lengths for number in (1, 2)]
+    return [
+        f"{tokens} {number}"
+        for tokens, number in rounds
+        if not tried(fleet, pair, "read", functools.partial(_round, fleet, pair, tokens, number))
+    ]
+
+
+def _ready(fleet: Fleet, pair: Pair, lengths: Sequence[int]) -> None:
     if pair.spec.way != "p2p":
         introduce(fleet, pair)
-    for tokens in fleet.sizes.all:
+    for tokens in lengths:
         for engine in pair.engines:
             engine.submit(fresh(tokens), 2).result(60.0)
 
 
 def _round(fleet: Fleet, pair: Pair, tokens: int, number: int) -> bool:
     """One prompt, by its holder twice, then by the reader; and another one, which the reader computes.
+
+    Gives whether both answer alike, and the reader computed of it as little as the holder the second time.
 
     It is ``tokens`` long and one more, which is computed: whole blocks are held. The holder's second answer is computed
     in the pieces in which the reader computes: after what is held.
@@ -95,7 +120,7 @@ def _round(fleet: Fleet, pair: Pair, tokens: int, number: int) -> bool:
         load=loads[0] if loads else None,
         **times,
     )
-    return there == here
+    return there == here and times["read"]["cached"] == times["held there"]["cached"] > 0
 
 
 def _params(pair: Pair) -> tuple[Params | None, Params | None]:

@@ -346,5 +346,6 @@ STAGES = (
     *map(_poisoned, ("gdn", "mamba2", "dense", "mla")),
     _other_kernels(),
     Stage("prefixes", prefixes.pairs, together=prefixes.measure, seconds=150.0, usual=False),
+    Stage("prefixes-kinds", prefixes.kinds, prefixes.each, usual=False),
     _steps(),
 )

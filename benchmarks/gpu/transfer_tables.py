@@ -107,10 +107,10 @@ def checksums(lines: Sequence[Line]) -> str:
 def prefixes(lines: Sequence[Line]) -> str:
     """First tokens of prompts that another engine holds, against computing them; counted are rounds of one run."""
     rows = []
-    keys = (devices_of, "block", "tokens", "way", memory_of)
+    keys = (devices_of, "kind", "block", "tokens", "way", memory_of)
     found = groups(lines, "prefix", keys)
-    for key in sorted(found, key=lambda one: (*one[:3], WAYS.index(one[3]))):
-        where, block, tokens, way, memory = key
+    for key in sorted(found, key=lambda one: (*one[:2], one[2] or 0, one[3], WAYS.index(one[4]))):
+        where, kind, block, tokens, way, memory = key
         some = found[key]
         times = {
             name: median(line[name]["seconds"] for line in some)
@@ -120,7 +120,8 @@ def prefixes(lines: Sequence[Line]) -> str:
         rows.append(
             (
                 where,
-                block,
+                kind,
+                block or "",
                 tokens,
                 way,
                 memory,
@@ -135,7 +136,7 @@ def prefixes(lines: Sequence[Line]) -> str:
         )
     return table(
         (
-            "where", "block", "tokens", "way", "memory", "prompts", "tokens read", "computed", "read",
+            "where", "model", "block", "tokens", "way", "memory", "prompts", "tokens read", "computed", "read",
             "over computed", "in its own cache", "answers equal",
         ),
         rows,

@@ -53,8 +53,8 @@ def test_all_are_told_when_the_cache_is_reset(earlier: bool) -> None:
 def test_a_prefix_is_held_against_computing_it_by_the_same_engines() -> None:
     lines = [
         {
-            "what": "prefix", "run": 1, "note": "steady", "gpus": ("0", "1"), "block": 16, "tokens": 512,
-            "way": "direct", "joined": True, "equal": True,
+            "what": "prefix", "run": 1, "note": "steady", "gpus": ("0", "1"), "kind": "dense", "block": 16,
+            "tokens": 512, "way": "direct", "joined": True, "equal": True,
             "computed": {"seconds": 10 * MILLISECONDS, "cached": 0},
             "read": {"seconds": read * MILLISECONDS, "cached": 496},
             "held there": {"seconds": 3 * MILLISECONDS, "cached": 496},
@@ -62,7 +62,7 @@ def test_a_prefix_is_held_against_computing_it_by_the_same_engines() -> None:
         for read in (2, 4, 9)
     ]  # fmt: skip
     assert prefixes(lines).splitlines()[2] == (
-        "| 2 GPUs | 16 | 512 | direct | by block | 3 | 496 | 10.0 ms | 4.00 ms | 0.40 | 3.00 ms | 3 of 3 |"
+        "| 2 GPUs | dense | 16 | 512 | direct | by block | 3 | 496 | 10.0 ms | 4.00 ms | 0.40 | 3.00 ms | 3 of 3 |"
     )
 
 
