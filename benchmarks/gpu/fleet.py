@@ -237,9 +237,7 @@ def _engine(fleet: Fleet, spec: PairSpec, side: int, engine_id: str, bootstrap: 
     decodes = side == 1 or spec.turns
     arguments |= spec.arguments
     ours = spec.way not in (*NOT_OURS, "none")
-    if ours and shares(spec) and earlier_than(0, 32):
-        arguments["scheduler_cls"] = f"{SEAM}.PrefixScheduler"
-    elif ours and decodes and kind.several_groups and earlier_than(0, 30):
+    if ours and decodes and kind.several_groups and earlier_than(0, 30):
         # Its own cannot take failed loads of models with several groups (docs/builds.md).
         arguments["scheduler_cls"] = SCHEDULER
     return EngineSpec(

@@ -1,7 +1,7 @@
-"""What `prefixes` takes of vLLM 0.32, for 0.26: a scheduler for measurements on machines that have no later one.
+"""What `prefixes` takes of vLLM 0.32, for 0.26: a connector for measurements on machines that have no later one.
 
-An engine takes it with `scheduler_cls` `benchmarks.gpu.prefix_seam.PrefixScheduler`, and with this module as its
-`kv_connector_module_path`. Nobody is to deploy it: it was tried with one prompt at a time, and with nothing else.
+An engine takes it with this module as its `kv_connector_module_path`. Nobody is to deploy it: it was tried with one
+prompt at a time, and with nothing else.
 """
 
 from __future__ import annotations
@@ -11,11 +11,20 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from vllm.v1.core import kv_cache_utils
+from vllm.v1.core.sched import scheduler
 
-from kvd.vllm import KvdConnector
-from kvd.vllm.early import EarlyScheduler
+from kvd.vllm import KvdConnector as Shipped
 
-__all__ = ["KvdConnector", "PrefixScheduler"]
+__all__ = ["KvdConnector"]
+
+_managers: list[Any] = []
+_made = scheduler.KVCacheManager
+
+
+def _remembered(*args: Any, **kwargs: Any) -> Any:
+    """The scheduler's KVCacheManager, which 0.26 shows no connector."""
+    _managers.append(_made(*args, **kwargs))
+    return _managers[-1]
 
 
 def _seed_of_all(_function: object) -> str:
@@ -25,15 +34,18 @@ def _seed_of_all(_function: object) -> str:
 
 if not hasattr(kv_cache_utils, "resolve_none_hash_seed"):
     kv_cache_utils.resolve_none_hash_seed = _seed_of_all
+    # A scheduler makes its connector first, which has this module imported, and then what this replaces.
+    scheduler.KVCacheManager = _remembered
 
 
-class PrefixScheduler(EarlyScheduler):
-    """That of an engine with one worker. The connector is given the cache, and told of blocks that are given away."""
+class KvdConnector(Shipped):  # type: ignore[misc]
+    """Ours, which is given the cache, and told of each block of it that is given away."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        tell_of_reuse(self.kv_cache_manager.block_pool)
-        self.connector.bind_kv_cache_manager(self.kv_cache_manager)
+    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
+        """The blocks are there, and so is what vLLM 0.32 would give a connector."""
+        super().bind_gpu_block_pool(gpu_block_pool)
+        tell_of_reuse(gpu_block_pool)
+        self.bind_kv_cache_manager(next(one for one in _managers if one.block_pool is gpu_block_pool))
 
 
 def tell_of_reuse(pool: Any) -> None:
