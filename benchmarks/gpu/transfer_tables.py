@@ -105,7 +105,7 @@ def checksums(lines: Sequence[Line]) -> str:
 
 
 def prefixes(lines: Sequence[Line]) -> str:
-    """First tokens of prompts that another engine holds, against computing them; counted are rounds of one run."""
+    """First tokens of prompts that another engine holds, against computing them: medians of one run."""
     rows = []
     keys = (devices_of, "kind", "block", "tokens", "way", memory_of)
     found = groups(lines, "prefix", keys)

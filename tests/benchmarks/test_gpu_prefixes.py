@@ -21,7 +21,7 @@ def vllm() -> None:
 
 
 @pytest.mark.usefixtures("vllm")
-@pytest.mark.parametrize("earlier", [False, True], ids=["0.32", "0.26"])
+@pytest.mark.parametrize("earlier", [False, True], ids=["its own", "added"])
 def test_whoever_let_go_of_a_block_is_told_when_it_is_given_away(earlier: bool) -> None:
     pool = block_pool(earlier=earlier)
     told: list[int] = []
@@ -41,7 +41,7 @@ def test_whoever_let_go_of_a_block_is_told_when_it_is_given_away(earlier: bool) 
 
 
 @pytest.mark.usefixtures("vllm")
-@pytest.mark.parametrize("earlier", [False, True], ids=["0.32", "0.26"])
+@pytest.mark.parametrize("earlier", [False, True], ids=["its own", "added"])
 def test_all_are_told_when_the_cache_is_reset(earlier: bool) -> None:
     pool = block_pool(earlier=earlier)
     told: list[int] = []

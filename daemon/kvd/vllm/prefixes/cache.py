@@ -23,7 +23,7 @@ MOST_LOOKS = 8
 
 
 class WatchedBlock:
-    """A block of one group from when somebody has it until it is given to somebody else.
+    """A block of one group, from its first request until vLLM gives it to another one.
 
     ``hash`` is what it holds, once that is computed. Peers are told of the prefix that ends with it if it is ``told``.
     """

@@ -33,13 +33,15 @@ MOST_USED, USED_IN_A_STEP = 64, 4096
 class _Computed:
     """A request whose blocks are followed. ``tables`` are vLLM's own lists; of each ``seen`` blocks are watched.
 
-    ``waiting`` are watched blocks with the token behind their last one, which has to be computed first.
+    ``waiting`` are watched blocks: how many tokens have to be computed first, and the token behind their last one. A
+    block that another request has as well may be computed by a step that is under way. So a token of the step that
+    first showed it has to be computed too: steps end in their order.
     """
 
     request: VllmRequest
     tables: Sequence[Sequence[Any]] = ()
     seen: list[int] = field(default_factory=list)
-    waiting: list[tuple[int, Any, WatchedBlock]] = field(default_factory=list)
+    waiting: list[tuple[int, int, Any, WatchedBlock]] = field(default_factory=list)
     due: int = 0
 
 
@@ -92,20 +94,22 @@ class PrefixHolder:
     def _note_complete(self, one: _Computed) -> None:
         done = processed_tokens(one.request)
         waiting = []
-        for end, block, watched in one.waiting:
-            if end <= done:
+        for due, end, block, watched in one.waiting:
+            if due <= done:
                 self.cache.complete(block, watched, end)
             else:
-                waiting.append((end, block, watched))
+                waiting.append((due, end, block, watched))
         one.waiting = waiting
 
     def _watch(self, one: _Computed, reached: int) -> None:
+        first = one.request.num_computed_tokens + 1
         for group, (facts, table) in enumerate(zip(self._groups, one.tables, strict=True)):
             full = min(reached // facts.block_size, len(table))
             new = [number for number in range(one.seen[group], full) if not table[number].is_null]
             watched = self.cache.watch([table[number] for number in new], group)
             for number, block in zip(new, watched, strict=True):
-                one.waiting.append(((number + 1) * facts.block_size, table[number], block))
+                end = (number + 1) * facts.block_size
+                one.waiting.append((max(first, end), end, table[number], block))
             one.seen[group] = max(one.seen[group], full)
         one.due = (reached // self._least + 1) * self._least
 

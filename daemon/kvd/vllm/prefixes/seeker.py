@@ -76,12 +76,13 @@ class PrefixSeeker:
     ) -> FoundPrefix | Literal["asking"] | None:
         """What was found for a request of which ``computed`` tokens are cached here. It is asked for once.
 
-        Where the engine is ``idle`` the answer is waited for here a while, since nothing else is to be done.
+        Where the engine is ``idle``, and no other answer is awaited, this waits for it: `IDLE_SECONDS` at most.
         """
         name = request.request_id
         if name not in self._asked:
+            alone = idle and not any(self._asked.values())
             self._asked[name] = asked = self._ask(request, computed)
-            if idle and asked is not None:
+            if alone and asked is not None:
                 wait((asked.answer,), min(IDLE_SECONDS, self._settings.prefix_wait))
         asked = self._asked[name]
         if asked is None:

@@ -44,12 +44,17 @@ class Prefixes:
         self._teller: HintTeller | None = None
         self._seeker: PrefixSeeker | None = None
         self._running: set[str] = set()
-        """Requests that have blocks."""
+        """Those that were given blocks and have not ended."""
+        self._lockstep = False
 
-    def bind(self, manager: Any) -> None:
-        """Share what vLLM's KVCacheManager has. Raises `UnsupportedBuild`."""
+    def bind(self, manager: Any, *, lockstep: bool = False) -> None:
+        """Share what vLLM's KVCacheManager has. Raises `UnsupportedBuild`.
+
+        ``lockstep``: other engines wait for each step of this one, so it is never idle.
+        """
         if not self._scheme:
             return
+        self._lockstep = lockstep
         cache = PrefixCache(manager, self._groups, self._settings.prefix_least)
         self._holder = PrefixHolder(cache, self._groups, self._scheme)
         self._seeker = PrefixSeeker(
@@ -65,8 +70,8 @@ class Prefixes:
 
     def allocated(self, request: VllmRequest, tables: Sequence[Sequence[Any]]) -> None:
         """A request has blocks, in vLLM's own lists."""
-        self._running.add(request.request_id)
         if self._holder is not None:
+            self._running.add(request.request_id)
             self._holder.allocated(request, tables)
 
     def step(self, output: VllmStep | None) -> None:
@@ -90,7 +95,8 @@ class Prefixes:
         """Whether it is being asked who holds more of a prompt than ``computed`` tokens. What is found is claimed."""
         if self._seeker is None:
             return False
-        found = self._seeker.look(request, computed, idle=not self._running)
+        idle = not self._running and not self._lockstep
+        found = self._seeker.look(request, computed, idle=idle)
         if found == "asking":
             return True
         if found is not None:

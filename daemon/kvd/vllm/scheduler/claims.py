@@ -144,7 +144,7 @@ class Claims:
     def begin_found(self, request_id: str, prefill: RemotePrefill, reader: str) -> None:
         """Another engine holds a prefix of a request's prompt. There is no lease to claim: it is checked once read.
 
-        Kvd named the engine just now, so one that is known to fit is not asked for once more.
+        Kvd has just named this engine. If it is known to fit, kvd is not asked for it again.
         """
         now = time.monotonic()
         claim = self._claims[request_id] = Claim(

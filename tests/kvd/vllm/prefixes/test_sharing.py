@@ -44,14 +44,14 @@ class Sharing:
 
 @pytest.fixture
 def sharing(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Sharing]:
-    def made(*, known: bool = True) -> Sharing:
+    def made(*, known: bool = True, lockstep: bool = False) -> Sharing:
         script = Script()
         engine = facts("d")
         engine = msgspec.structs.replace(engine, facts={**engine.facts, SCHEME_FACT: "sha256/0"})
         settings = ConnectorSettings(prefixes="on", prefix_least=1)
         half = SchedulerHalf(settings, engine, [GroupFacts("full", BLOCK)], "recompute", script.open)
         pool = SimpleNamespace(hash_block_size=BLOCK, num_gpu_blocks=8, unpin_blocks=None)
-        half.prefixes.bind(SimpleNamespace(coordinator=None, block_pool=pool))
+        half.prefixes.bind(SimpleNamespace(coordinator=None, block_pool=pool), lockstep=lockstep)
         if known:
             script.push(PEER)
         found = Sharing(half, script)
@@ -94,3 +94,18 @@ def test_an_engine_that_has_requests_to_compute_goes_on_with_them(sharing: Calla
     engine.half.prefixes.finished(running)
     assert engine.matched(Hashed("later")) == (8, True)
     assert len(engine.waits) == 1
+
+
+def test_of_requests_that_come_together_one_is_waited_for(
+    sharing: Callable[..., Sharing], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, waits = sharing(), list[float]()
+    monkeypatch.setattr(seeker, "wait", lambda _answers, seconds: waits.append(seconds))
+    assert [engine.matched(Hashed(f"r{number}")) for number in range(5)] == [(None, False)] * 5
+    assert len(waits) == 1
+
+
+def test_an_engine_whose_steps_others_wait_for_waits_for_nobody(sharing: Callable[..., Sharing]) -> None:
+    engine = sharing(lockstep=True)
+    assert engine.matched(Hashed("r")) == (None, False)
+    assert not engine.waits
