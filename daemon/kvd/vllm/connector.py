@@ -306,8 +306,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
 
     def bind_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> None:
         """The cache is there, which peers may read prefixes from."""
-        ranks = self._vllm_config.parallel_config.data_parallel_size
-        self._half.prefixes.bind(kv_cache_manager, lockstep=ranks > 1)
+        self._half.prefixes.bind(kv_cache_manager, self._vllm_config.parallel_config.data_parallel_size)
 
     def on_new_request(self, request: Request) -> None:
         """Ask early for whatever the request will need."""

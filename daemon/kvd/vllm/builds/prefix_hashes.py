@@ -33,6 +33,8 @@ def prefix_scheme(vllm_config: Any, settings: ConnectorSettings) -> str:
         wrong = 'kv_load_failure_policy must be "recompute": what a peer no longer holds is computed here'
     elif getattr(vllm_config.parallel_config, "nnodes_within_dp", 1) > 1:
         wrong = "this engine has workers on several hosts: it takes all of them on one"
+    elif getattr(getattr(vllm_config, "attention_config", None), "hisparse_config", None) is not None:
+        wrong = "HiSparse is on: of a block that is given away vLLM tells one of the two alone. Leave one of them out"
     if wrong:
         raise UnsupportedBuild(f'prefixes is "on" and {wrong}')
     return f"{algorithm}/{hashlib.sha256(_seed(algorithm).encode()).hexdigest()[:16]}"

@@ -47,14 +47,14 @@ class Prefixes:
         """Those that were given blocks and have not ended."""
         self._lockstep = False
 
-    def bind(self, manager: Any, *, lockstep: bool = False) -> None:
+    def bind(self, manager: Any, together: int = 1) -> None:
         """Share what vLLM's KVCacheManager has. Raises `UnsupportedBuild`.
 
-        ``lockstep``: other engines wait for each step of this one, so it is never idle.
+        So many engines make their steps ``together``; where there are several none is ever idle.
         """
         if not self._scheme:
             return
-        self._lockstep = lockstep
+        self._lockstep = together > 1
         cache = PrefixCache(manager, self._groups, self._settings.prefix_least)
         self._holder = PrefixHolder(cache, self._groups, self._scheme)
         self._seeker = PrefixSeeker(

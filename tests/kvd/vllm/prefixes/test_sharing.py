@@ -44,14 +44,14 @@ class Sharing:
 
 @pytest.fixture
 def sharing(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Sharing]:
-    def made(*, known: bool = True, lockstep: bool = False) -> Sharing:
+    def made(*, known: bool = True, together: int = 1) -> Sharing:
         script = Script()
         engine = facts("d")
         engine = msgspec.structs.replace(engine, facts={**engine.facts, SCHEME_FACT: "sha256/0"})
         settings = ConnectorSettings(prefixes="on", prefix_least=1)
         half = SchedulerHalf(settings, engine, [GroupFacts("full", BLOCK)], "recompute", script.open)
         pool = SimpleNamespace(hash_block_size=BLOCK, num_gpu_blocks=8, unpin_blocks=None)
-        half.prefixes.bind(SimpleNamespace(coordinator=None, block_pool=pool), lockstep=lockstep)
+        half.prefixes.bind(SimpleNamespace(coordinator=None, block_pool=pool), together)
         if known:
             script.push(PEER)
         found = Sharing(half, script)
@@ -106,6 +106,6 @@ def test_of_requests_that_come_together_one_is_waited_for(
 
 
 def test_an_engine_whose_steps_others_wait_for_waits_for_nobody(sharing: Callable[..., Sharing]) -> None:
-    engine = sharing(lockstep=True)
+    engine = sharing(together=2)
     assert engine.matched(Hashed("r")) == (None, False)
     assert not engine.waits
