@@ -20,15 +20,22 @@ LONG_BLOCK = 10_007
 """Tokens of a block that meet blocks of 16 in ten thousand ways."""
 
 
-def serve(port: int, describe: Callable[[DescribeEngine], Message]) -> None:
-    """Answer pings as a kvd does, and questions about engines with what ``describe`` makes; for ever."""
+def serve(
+    port: int,
+    describe: Callable[[DescribeEngine], Message],
+    other: Callable[[Message], Message | None] = lambda _: None,
+) -> None:
+    """Answer pings as a kvd does, questions about engines with what ``describe`` makes, and ``other`` ones; for ever.
+
+    Nothing is said to those for which that has no answer.
+    """
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     with context.socket(zmq.ROUTER) as router:
         router.bind(f"tcp://127.0.0.1:{port}")
         while True:
             route, frame = router.recv_multipart()
             message, correlation = decode(frame)
-            answer: Message
+            answer: Message | None
             if isinstance(message, Ping):
                 answer = Pong(kvd_id="hostile", kvd_generation="h")
             elif isinstance(message, ListEngines):
@@ -36,8 +43,9 @@ def serve(port: int, describe: Callable[[DescribeEngine], Message]) -> None:
             elif isinstance(message, DescribeEngine):
                 answer = describe(message)
             else:
-                continue
-            router.send_multipart([route, encode(answer, correlation)])
+                answer = other(message)
+            if answer is not None:
+                router.send_multipart([route, encode(answer, correlation)])
 
 
 def card_of(engine_id: str, geometry: bytes, **facts: object) -> EngineCard:

@@ -39,14 +39,8 @@ def heads_without_end(port: int) -> None:
     """As many connections as one address may have, each with lines of two bytes for as long as they are taken."""
     lines = b"a\n" * (64 << 10)
     with selectors.DefaultSelector() as ready:
-
-        def connect() -> None:
-            made = socket.create_connection(("127.0.0.1", port))
-            made.setblocking(False)
-            ready.register(made, selectors.EVENT_WRITE)
-
         for _ in range(16):
-            connect()
+            connect(port, ready, selectors.EVENT_WRITE).setblocking(False)
         while True:
             for key, _ in ready.select():
                 made = key.fileobj
@@ -58,7 +52,7 @@ def heads_without_end(port: int) -> None:
                 except OSError:
                     ready.unregister(made)
                     made.close()
-                    connect()
+                    connect(port, ready, selectors.EVENT_WRITE).setblocking(False)
 
 
 def test_heads_without_end_keep_nobody_waiting(kvd: tuple[Daemon, int]) -> None:
@@ -70,15 +64,10 @@ def test_heads_without_end_keep_nobody_waiting(kvd: tuple[Daemon, int]) -> None:
 
 def scrapes(port: int) -> None:
     """Pages are asked for as fast as they come, on as many connections as one address may have; they are read."""
+    ask = b"GET /metrics HTTP/1.1\r\n\r\n"
     with selectors.DefaultSelector() as ready:
-
-        def connect() -> None:
-            made = socket.create_connection(("127.0.0.1", port))
-            made.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
-            ready.register(made, selectors.EVENT_READ)
-
         for _ in range(16):
-            connect()
+            connect(port, ready, selectors.EVENT_READ).sendall(ask)
         while True:
             for key, _ in ready.select():
                 made = key.fileobj
@@ -88,7 +77,14 @@ def scrapes(port: int) -> None:
                         continue
                 ready.unregister(made)
                 made.close()
-                connect()
+                connect(port, ready, selectors.EVENT_READ).sendall(ask)
+
+
+def connect(port: int, ready: selectors.BaseSelector, event: int) -> socket.socket:
+    """One more connection, which is looked at for that event."""
+    made = socket.create_connection(("127.0.0.1", port))
+    ready.register(made, event)
+    return made
 
 
 def report_much(directory: Path, engines: int) -> list[zmq.Socket[bytes]]:

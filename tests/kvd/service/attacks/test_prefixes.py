@@ -14,7 +14,7 @@ import pytest
 import zmq
 
 from kvd.wire.frame import Message, decode, encode
-from kvd.wire.handshake import EngineDescribed, Ping, Pong
+from kvd.wire.handshake import EngineDescribed
 from kvd.wire.identity import Endpoint
 from kvd.wire.limits import MOST
 from kvd.wire.prefix import SCHEME_FACT, CheckPrefix, FindPrefix, PrefixFound, PrefixKept
@@ -29,11 +29,10 @@ from kvd.wire.prefixes.hints import (
     HintsTold,
     TellHints,
 )
-from kvd.wire.query import EngineList, ListEngines
 from kvd.wire.registration import Registered
 from tests.support.attacked import assert_unfelled, attack, attacked, attacking
 from tests.support.daemons import Daemon, daemons, geometry, reporter, scheduler, wait_for
-from tests.support.hostile_peer import card_of
+from tests.support.hostile_peer import card_of, serve
 from tests.support.hosts import hosts, speaking
 from tests.support.ledgers import record
 from tests.support.ports import free_port
@@ -117,23 +116,13 @@ def tell_without_end(port: int) -> None:
     """A kvd that answers each question for hints at once: always all, always other ones, one engine many times."""
     card = card_of("p", geometry(), role="both", facts={SCHEME_FACT: SCHEME})
     tags = secrets.token_bytes(MOST_TAGS * 8)
-    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
-        router.bind(f"tcp://127.0.0.1:{port}")
-        while True:
-            route, frame = router.recv_multipart()
-            message, correlation = decode(frame)
-            answer: Message
-            if isinstance(message, Ping):
-                answer = Pong(kvd_id="hostile", kvd_generation="h")
-            elif isinstance(message, ListEngines):
-                answer = EngineList(rows=())
-            elif isinstance(message, GetHints):
-                answer = HintsTold(engines=tuple(_much(card.generation, tags)))
-            elif isinstance(message, FindPrefix):
-                answer = PrefixFound()
-            else:
-                answer = EngineDescribed(card=card, kvd_generation="h")
-            router.send_multipart([route, encode(answer, correlation)])
+
+    def answer(message: Message) -> Message | None:
+        if isinstance(message, GetHints):
+            return HintsTold(engines=tuple(_much(card.generation, tags)))
+        return PrefixFound() if isinstance(message, FindPrefix) else None
+
+    serve(port, lambda _: EngineDescribed(card=card, kvd_generation="h"), answer)
 
 
 def _much(generation: str, tags: bytes) -> Iterator[EngineHints]:
@@ -247,23 +236,14 @@ def test_who_names_more_tokens_than_were_asked_for_is_not_the_longest(tokens: in
 def answer_as_another(port: int) -> None:
     """A kvd whose engine is ``p``, and who answers every question for a prefix with an engine of another name."""
     card = card_of("p", geometry(), role="both", facts={SCHEME_FACT: SCHEME})
-    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
-        router.bind(f"tcp://127.0.0.1:{port}")
-        while True:
-            route, frame = router.recv_multipart()
-            message, correlation = decode(frame)
-            answer: Message = EngineDescribed(card=card, kvd_generation="h")
-            if isinstance(message, Ping):
-                answer = Pong(kvd_id="hostile", kvd_generation="h")
-            elif isinstance(message, ListEngines):
-                answer = EngineList(rows=())
-            elif isinstance(message, GetHints):
-                answer = HintsTold()
-            elif isinstance(message, FindPrefix):
-                answer = PrefixFound(
-                    tokens=40, engine_id="honest", generation="g", blocks=((1,),), first_blocks=(0,)
-                )
-            router.send_multipart([route, encode(answer, correlation)])
+    named = PrefixFound(tokens=40, engine_id="honest", generation="g", blocks=((1,),), first_blocks=(0,))
+
+    def answer(message: Message) -> Message | None:
+        if isinstance(message, GetHints):
+            return HintsTold()
+        return named if isinstance(message, FindPrefix) else None
+
+    serve(port, lambda _: EngineDescribed(card=card, kvd_generation="h"), answer)
 
 
 def test_a_kvd_that_names_an_engine_which_was_not_asked_is_not_believed(kvd: Daemon) -> None:
