@@ -29,11 +29,11 @@ def sharing(name: str, scheme: str = SCHEME) -> EngineFacts:
 class Holder:
     """An engine that holds ``tokens`` of every prompt, and has kept what ``kept`` says.
 
-    It answers operators if ``tells``.
+    It answers operators if ``tells``, and turns down whoever asks for a prefix if it is ``busy``.
     """
 
     def __init__(self, tokens: int) -> None:
-        self.tokens, self.kept, self.tells = tokens, True, True
+        self.tokens, self.kept, self.tells, self.busy = tokens, True, True, False
         self.heard: list[Message] = []
         self.generation = ""
         self.session: KvdSession | None = None
@@ -48,6 +48,8 @@ class Holder:
     def take(self, message: Message) -> Message | None:
         if isinstance(message, FindPrefix):
             self.heard.append(message)
+            if self.busy:
+                return PrefixFound(busy=True)
             return PrefixFound(tokens=self.tokens, blocks=((self.tokens,),), first_blocks=(0,))
         if isinstance(message, CheckPrefix):
             self.heard.append(message)

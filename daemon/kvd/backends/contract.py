@@ -164,6 +164,12 @@ def holdings_of(lane: Lane) -> tuple[Holding, ...]:
     return found
 
 
+def serving_threads(backend: Backend) -> frozenset[int]:
+    """The system's ids of this process's threads that move bytes for peers, as far as the backend tells."""
+    serving: frozenset[int] = getattr(backend, "serving", frozenset())
+    return serving
+
+
 def traits_of(backend: Backend, lane: Lane | None) -> Traits:
     """Those of what moves a lane's bytes: a lane of a backend that stands for several has traits of its own."""
     traits: Traits = getattr(lane, "traits", backend.traits)

@@ -223,6 +223,7 @@ class EngineBackend(ABC, Generic[ClosingT]):
         """``name`` is the worker's, ``backend`` for errors."""
         self.name = name
         self.regions: tuple[Region, ...] = ()
+        self.serving: frozenset[int] = frozenset()
         self._backend_name = backend
         self._made: dict[Closing, None] = {}
         self._open = True

@@ -79,10 +79,11 @@ class Reporting:
             _note_outcome(outcomes, load)
         return {load.order.request_id for load in loads}, outcomes
 
-    def outcomes(self) -> StepOutcomes:
-        """The outcomes of what `tell` told. Clears them."""
+    def outcomes(self, toll: float = 0.0) -> StepOutcomes:
+        """The outcomes of what `tell` told, with the ``toll`` since the last ones. Clears them."""
         outcomes = self._outcomes
-        if outcomes.loads:
+        outcomes.toll += toll
+        if outcomes:
             self._outcomes = StepOutcomes()
         return outcomes
 

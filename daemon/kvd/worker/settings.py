@@ -117,6 +117,16 @@ class ConnectorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     prefix_wait: Annotated[
         float, _number("With prefixes: how long a request waits to hear who holds its prefix.", 0.001, 10.0)
     ] = 0.1
+    prefix_cost: Annotated[
+        float,
+        _number(
+            "With prefixes: how much of its time reads of its cache may cost this engine, in time that its threads wait"
+            " for a processor; over that it tells nobody what it holds.",
+            0.0,
+            1.0,
+            "of its time",
+        ),
+    ] = 0.005
     home: Annotated[
         str,
         _says(

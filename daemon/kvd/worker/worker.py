@@ -13,7 +13,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 
-from kvd.backends.contract import Backend
+from kvd.backends.contract import Backend, serving_threads
 from kvd.geometry.alike import AlikeReader
 from kvd.geometry.codec import encode_worker
 from kvd.geometry.model import EngineGeometry, WorkerGeometry
@@ -40,6 +40,7 @@ from kvd.worker.context import WorkerContext
 from kvd.worker.ends import LoadEnds
 from kvd.worker.errors import ConnectorError
 from kvd.worker.host.locality import locality
+from kvd.worker.host.toll import Toll
 from kvd.worker.load import Load, Standing, load_of
 from kvd.worker.orders import Fault, LoadOrder, StageOrder, StepOrders, StepOutcomes
 from kvd.worker.peer_threads import PeerThreads
@@ -103,6 +104,7 @@ class WorkerHalf:
         self._reached: StreamEvent | None = None
         self._gate = StreamGate(self._proceed, self._refuse_unannounced)
         self._reporting = Reporting()
+        self._toll = Toll(serving_threads(backend) if settings.prefixes == "on" else frozenset())
         backend.register(geometry.regions)
         self._stager = stager(backend, geometry, record_event)
         self._staging: list[StageOrder] = []
@@ -141,6 +143,7 @@ class WorkerHalf:
     def bound(self, orders: StepOrders) -> None:
         """Before the step's forward is queued: loads must wait for what is queued already, and not for more."""
         self._reached = self._record_event() if orders.loads else None
+        self._toll.step(time.monotonic())
 
     def start(self, orders: StepOrders) -> None:
         """Begin the loads of this step, and pass on what the prefilling side may free."""
@@ -224,9 +227,8 @@ class WorkerHalf:
         return self._ends.take(wait)
 
     def outcomes(self) -> StepOutcomes | None:
-        """Causes for the scheduler's half, of what `results` reported. Clears them."""
-        outcomes = self._reporting.outcomes()
-        return outcomes if outcomes.loads else None
+        """Causes for the scheduler's half, of what `results` reported, and what peers' reads cost. Clears them."""
+        return self._reporting.outcomes(self._toll.look(time.monotonic())) or None
 
     def retire(self) -> tuple[Results, StepOutcomes]:
         """Close because the memory goes; gives what is yet to be reported, for the `inherit` of whoever is next.

@@ -46,6 +46,9 @@ class Cache(Struct, frozen=True, kw_only=True):
     hints: Annotated[Count | None, Meta(description="its hints that this kvd knows; null: none")]
     hint_tokens: Annotated[Count | None, Meta(description="tokens from one hint of a prompt to the next")]
     told: Annotated[Count, Meta(description="how often somebody was told of a prefix that it holds")]
+    busy: Annotated[
+        Count, Meta(description="how often it told nobody, because reads cost it more than prefix_cost")
+    ]
     kept: Annotated[Count, Meta(description="reads of others, by worker, that were used")]
     lost: Annotated[Count, Meta(description="reads of others whose blocks it needed meanwhile")]
     given_bytes: Annotated[Bytes, Meta(description="bytes of the reads of others that were used")]
@@ -80,6 +83,7 @@ def cache_document(row: CacheRow) -> Cache:
         hints=hints.tags if row.hints else None,
         hint_tokens=hints.step if row.hints else None,
         told=row.given.told,
+        busy=row.given.busy,
         kept=row.given.kept,
         lost=row.given.lost,
         given_bytes=row.given.bytes,
@@ -100,6 +104,7 @@ def cache_columns(caches: Sequence[Cache] = (), wide: bool = False) -> list[Colu
     """The columns of engines that share prefixes, their name first."""
     afar = wide or any(cache.host for cache in caches)
     troubled = wide or any(cache.trouble for cache in caches)
+    busy = wide or any(cache.busy for cache in caches)
     return [
         names("ENGINE", lambda c: c.engine_id),
         names("HOST", lambda c: c.host or "-", afar),
@@ -110,6 +115,7 @@ def cache_columns(caches: Sequence[Cache] = (), wide: bool = False) -> list[Colu
         measure("HINTS", lambda c: "-" if c.hints is None else c.hints, lambda c: c.hints),
         measure("EACH", lambda c: c.hint_tokens or "-", lambda c: c.hint_tokens, wide),
         measure("TOLD", lambda c: _here(c, c.told), lambda c: c.told, wide),
+        measure("BUSY", lambda c: _here(c, c.busy), lambda c: c.busy, busy),
         measure("GIVEN", lambda c: _here(c, c.kept), lambda c: c.kept),
         measure("BYTES", lambda c: _here(c, size(c.given_bytes)), lambda c: c.given_bytes),
         measure("LOST", lambda c: _here(c, c.lost), lambda c: c.lost),

@@ -26,3 +26,7 @@ def test_a_miss_on_any_worker_is_a_miss() -> None:
     )
     assert first.merge(second).loads == {"a": why("gone"), "b": why("lost"), "c": None}
     assert second.merge(first).loads == {"a": why("gone"), "b": why("late"), "c": None}
+
+
+def test_reads_cost_an_engine_what_they_cost_its_slowest_worker() -> None:
+    assert StepOutcomes(toll=0.01).merge(StepOutcomes(toll=0.03)).toll == 0.03

@@ -87,3 +87,9 @@ def test_a_step_that_computes_nothing_waits_for_it_and_leaves_it(rig: Rig) -> No
     rig.start(order(prefill(((5, 6),)), (2, 9)))
     assert rig.decoder.results(30.0) == Results()
     assert rig.decoder.complete()[0] == {"d-1"}
+
+
+def test_what_reads_cost_is_told_once_also_without_loads() -> None:
+    reporting = Reporting()
+    assert reporting.outcomes(0.02) == StepOutcomes(toll=0.02)
+    assert reporting.outcomes() == StepOutcomes()

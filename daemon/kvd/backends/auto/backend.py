@@ -15,7 +15,7 @@ import msgspec
 from kvd.backends import registry
 from kvd.backends.auto.lane import AutoLane, Backends
 from kvd.backends.auto.metadata import NAME, Both, write_both
-from kvd.backends.contract import Backend, Traits
+from kvd.backends.contract import Backend, Traits, serving_threads
 from kvd.backends.direct import backend as direct
 from kvd.backends.direct.process import NAME as DIRECT
 from kvd.backends.errors import BackendUnavailable, RegistrationError
@@ -109,6 +109,7 @@ class AutoBackend(EngineBackend[AutoLane]):
         backends.engine, backends.no_engine = _registered(backends.engine, backends.no_engine, regions)
         if backends.direct is None and backends.engine is None:
             raise RegistrationError(f"{backends.no_direct}; {backends.no_engine}", backend=NAME)
+        self.serving = serving_threads(backends.engine) if backends.engine else frozenset()
 
     def _describe(self) -> bytes:
         backends = self._backends

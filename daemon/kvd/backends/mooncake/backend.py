@@ -27,6 +27,7 @@ from kvd.backends.mooncake.mark import DeviceMarks, host_mark
 from kvd.backends.mooncake.options import NVLINK, MooncakeOptions, mooncake_options, protocol_for
 from kvd.backends.mooncake.target import EngineTarget, parse_target
 from kvd.backends.regions import check_regions
+from kvd.backends.started_threads import threads_started
 from kvd.backends.window_owner import same_worker
 from kvd.geometry.model import Region
 
@@ -99,7 +100,7 @@ class MooncakeBackend(EngineBackend[MooncakeLane]):
                 backend=NAME,
                 hint="choose another protocol, or leave the option out",
             )
-        self._engine = self._engine_over(regions)
+        self._engine, self.serving = threads_started(lambda: self._engine_over(regions))
 
     def _look_at(self, device: int) -> None:
         """Settle what is different for memory of a GPU."""

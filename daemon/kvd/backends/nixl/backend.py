@@ -29,6 +29,7 @@ from kvd.backends.nixl.window import SHIELD, NixlWindow, refusal
 from kvd.backends.options import CopyThreads, read_options
 from kvd.backends.regions import check_regions
 from kvd.backends.split_lane import SplitLane, split
+from kvd.backends.started_threads import threads_started
 from kvd.backends.window_owner import before_last_dot, same_worker
 from kvd.geometry.model import Region
 
@@ -80,7 +81,7 @@ class NixlBackend(EngineBackend[NixlLane | SplitLane]):
         super().__init__(name, NAME)
         self._options = options
         self._library = library
-        self._agent = Agent(library, name, progress=True)
+        self._agent, self.serving = threads_started(lambda: Agent(library, name, progress=True))
         self._parked: deque[Parked] = deque()
         self._parks = options.abandon == "park"
         self._no_window = ""

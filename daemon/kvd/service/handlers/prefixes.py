@@ -159,7 +159,7 @@ async def _best(
     answered with at least as much as all that are left hold by their hints. Of equals any may be the first.
     """
     asking = [_ask(daemon, where, engine_id, message) for where, engine_id in sorted(unknown, key=str)]
-    pending = {asyncio.ensure_future(one) for one in asking}
+    pending = [asyncio.ensure_future(one) for one in asking]
     best = NOTHING
     random.shuffle(hinted)
     hinted.sort(key=lambda one: one[:2], reverse=True)
@@ -169,10 +169,9 @@ async def _best(
         question = msgspec.structs.replace(message, holder=engine_id)
         task = asyncio.ensure_future(_hinted(daemon, where, engine_id, question))
         await asyncio.wait({task}, timeout=NEXT_SECONDS)
-        pending.add(task)
-        done = {one for one in pending if one.done()}
-        pending -= done
-        best = _longest([best, *(one.result() for one in done)])
+        pending.append(task)
+        best = _longest([best, *(one.result() for one in pending if one.done())])
+        pending = [one for one in pending if not one.done()]
     return _longest([best, *await asyncio.gather(*pending)])
 
 
@@ -201,15 +200,23 @@ async def _ask_scheduler(daemon: Daemon, engine: LocalEngine | None, message: Fi
         found = await ask_client(daemon, engine.scheduler, message, PrefixFound, FIND_SECONDS)
     except RequestRefused:
         return NOTHING
-    if found.tokens and daemon.registry.engines.get(engine.facts.engine_id) is engine:
-        daemon.counters["prefixes.told"] += 1
-        daemon.prefix_counts.told(engine.facts.engine_id)
+    if found.busy or found.tokens:
+        _note_answer(daemon, engine, found)
     return msgspec.structs.replace(
         _believed(daemon, message, found),
         engine_id=engine.facts.engine_id,
         generation=engine.generation,
         endpoint=HERE,
     )
+
+
+def _note_answer(daemon: Daemon, engine: LocalEngine, found: PrefixFound) -> None:
+    """An engine told of a prefix, or turned the question down."""
+    engine_id, counts = engine.facts.engine_id, daemon.prefix_counts
+    daemon.counters["prefixes.busy" if found.busy else "prefixes.told"] += 1
+    if daemon.registry.engines.get(engine_id) is engine:  # else it was forgotten meanwhile
+        note = counts.turned_down if found.busy else counts.told
+        note(engine_id)
 
 
 async def _ask_kvd(daemon: Daemon, where: Endpoint, message: FindPrefix) -> PrefixFound:

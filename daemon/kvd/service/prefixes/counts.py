@@ -47,6 +47,11 @@ class PrefixCounts:
         known = self._given.get(engine_id, PrefixesGiven())
         self._given[engine_id] = msgspec.structs.replace(known, told=known.told + 1)
 
+    def turned_down(self, engine_id: str) -> None:
+        """Somebody was told of none, because reads cost the engine too much."""
+        known = self._given.get(engine_id, PrefixesGiven())
+        self._given[engine_id] = msgspec.structs.replace(known, busy=known.busy + 1)
+
     def read(self, engine_id: str, nbytes: int, *, kept: bool) -> None:
         """A worker elsewhere has read of an engine's prefix."""
         known = self._given.get(engine_id, PrefixesGiven())

@@ -7,6 +7,7 @@ step computed is complete when its result is there: the next step notes it, or t
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from typing import Any
 from kvd.topology.blocks import offered
 from kvd.vllm.builds.prefix_hashes import hashes_of
 from kvd.vllm.memory.groups import GroupFacts
+from kvd.vllm.prefixes.allowance import Allowance
 from kvd.vllm.prefixes.cache import HeldPrefix, PrefixCache, WatchedBlock
 from kvd.vllm.prompt.parts import is_plain_text
 from kvd.vllm.vllm_types import VllmRequest, VllmStep, processed_tokens
@@ -48,8 +50,11 @@ class _Computed:
 class PrefixHolder:
     """One scheduler's. `answer` is called on the session's thread, all else in vLLM's step."""
 
-    def __init__(self, cache: PrefixCache, groups: Sequence[GroupFacts], scheme: str) -> None:
+    def __init__(
+        self, cache: PrefixCache, groups: Sequence[GroupFacts], scheme: str, allowance: Allowance
+    ) -> None:
         self.cache = cache
+        self._allowance = allowance
         self._groups = tuple(groups)
         self._least = min(facts.block_size for facts in groups)
         self._scheme = scheme
@@ -152,6 +157,8 @@ class PrefixHolder:
     def _find(self, asked: FindPrefix) -> PrefixFound:
         if asked.scheme != self._scheme or asked.hash_tokens != self.cache.hash_tokens:
             return PrefixFound()
+        if self._allowance.left(time.monotonic()) <= 0:
+            return PrefixFound(busy=True)
         whole = len(asked.hashes) // HASH_BYTES * HASH_BYTES
         hashes = [asked.hashes[at : at + HASH_BYTES] for at in range(0, whole, HASH_BYTES)]
         # vLLM makes a list of as many blocks as it is asked for, and takes it that each has a hash.

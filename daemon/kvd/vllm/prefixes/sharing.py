@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvd.vllm.memory.groups import GroupFacts
+from kvd.vllm.prefixes.allowance import Allowance
 from kvd.vllm.prefixes.cache import PrefixCache
 from kvd.vllm.prefixes.holder import PrefixHolder
 from kvd.vllm.prefixes.seeker import PrefixSeeker
@@ -46,6 +48,7 @@ class Prefixes:
         self._running: set[str] = set()
         """Those that were given blocks and have not ended."""
         self._lockstep = False
+        self._allowance = Allowance(settings.prefix_cost, time.monotonic())
 
     def bind(self, manager: Any, together: int = 1) -> None:
         """Share what vLLM's KVCacheManager has. Raises `UnsupportedBuild`.
@@ -56,7 +59,7 @@ class Prefixes:
             return
         self._lockstep = together > 1
         cache = PrefixCache(manager, self._groups, self._settings.prefix_least)
-        self._holder = PrefixHolder(cache, self._groups, self._scheme)
+        self._holder = PrefixHolder(cache, self._groups, self._scheme, self._allowance)
         self._seeker = PrefixSeeker(
             self._settings,
             self._engine.engine_id,
@@ -90,6 +93,11 @@ class Prefixes:
             self._teller.changed()
         if self._seeker is not None:
             self._seeker.forget(request.request_id)
+
+    def read_cost(self, seconds: float) -> None:
+        """Peers' reads have cost this engine so much since the last time."""
+        if seconds:
+            self._allowance.take(seconds, time.monotonic())
 
     def asks(self, request: VllmRequest, computed: int) -> bool:
         """Whether it is being asked who holds more of a prompt than ``computed`` tokens. What is found is claimed."""

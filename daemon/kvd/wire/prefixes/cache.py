@@ -56,10 +56,12 @@ class HintsKnown(msgspec.Struct, frozen=True, kw_only=True):
 class PrefixesGiven(msgspec.Struct, frozen=True, kw_only=True):
     """What others had of an engine's cache: how often they were told of a prefix, and what their workers read of it.
 
-    ``lost`` are reads whose blocks it needed meanwhile. ``bytes`` are those of reads that were kept.
+    ``busy`` is how often it told nobody, because reads cost it too much. ``lost`` are reads whose blocks it needed
+    meanwhile. ``bytes`` are those of reads that were kept.
     """
 
     told: Count = 0
+    busy: Count = 0
     kept: Count = 0
     lost: Count = 0
     bytes: Count = 0

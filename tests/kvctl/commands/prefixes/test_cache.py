@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from kvd.wire.prefixes.cache import CacheList, CacheRow, ListCaches
+from kvd.wire.prefixes.cache import CacheList, CacheRow, ListCaches, PrefixesGiven
 from tests.kvctl.conftest import FakeDaemon, Run
 
 
@@ -34,3 +34,14 @@ def test_where_nobody_shares_it_says_how_to(run: Run, daemon: FakeDaemon) -> Non
     outcome = run("cache", "--socket", daemon.directory)
     assert outcome.code == 0
     assert '"prefixes": "on"' in outcome.err
+
+
+def test_an_engine_that_turns_reads_down_is_seen_without_being_asked_for(
+    run: Run, daemon: FakeDaemon
+) -> None:
+    assert "BUSY" not in run("cache", "--socket", daemon.directory).out
+    row = CacheRow(engine_id="p", given=PrefixesGiven(told=4, busy=31))
+    daemon.answers[ListCaches] = lambda _: CacheList((row,))
+    header, line = run("cache", "--socket", daemon.directory).out.splitlines()
+    assert line.split()[header.split().index("BUSY")] == "31"
+    assert json.loads(run("cache", "-o", "json", "--socket", daemon.directory).out)["caches"][0]["busy"] == 31

@@ -66,6 +66,21 @@ def test_a_holder_that_says_nothing_costs_no_answer(kvds: list[Daemon]) -> None:
             assert found(asker, question()).engine_id == "near"
 
 
+def test_where_reads_cost_the_holder_too_much_the_next_one_is_read(kvds: list[Daemon]) -> None:
+    here, there = kvds
+    with (
+        reading(here) as asker,
+        holding(here, sharing("near"), 16),
+        holding(there, sharing("far"), 32) as far,
+    ):
+        introduce(here, "near")
+        introduce(here, "far", there.endpoint)
+        far.busy = True
+        assert found(asker, question()).engine_id == "near"
+        assert there.status().counters["prefixes.busy"] == 1
+        assert "prefixes.busy" not in {name for name, count in here.status().counters.items() if count}
+
+
 def test_only_the_scheduler_of_an_engine_asks_for_it(kvds: list[Daemon]) -> None:
     here, _ = kvds
     with reading(here) as asker, reading(here, "e"):

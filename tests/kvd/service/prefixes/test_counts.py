@@ -49,9 +49,10 @@ def test_what_was_taken_is_counted_by_its_source() -> None:
 def test_what_was_given_is_counted() -> None:
     counts = PrefixCounts()
     counts.told("p")
+    counts.turned_down("p")
     counts.read("p", 1000, kept=True)
     counts.read("p", 1000, kept=False)
-    assert counts.given["p"] == PrefixesGiven(told=1, kept=1, lost=1, bytes=1000)
+    assert counts.given["p"] == PrefixesGiven(told=1, busy=1, kept=1, lost=1, bytes=1000)
 
 
 def test_engines_beyond_the_most_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from kvd.vllm.memory.groups import GroupFacts
+from kvd.vllm.prefixes.allowance import Allowance
 from kvd.vllm.prefixes.cache import PrefixCache
 from kvd.vllm.prefixes.holder import PrefixHolder
+from kvd.wire.prefix import FindPrefix, PrefixFound
 from tests.support.rigs.half import Request
 
 BLOCK = 16
@@ -34,6 +36,7 @@ class Engine:
 
     block: Block = field(default_factory=lambda: Block(1, HASH + bytes(4)))
     requests: dict[str, Any] = field(default_factory=dict)
+    allowance: Allowance = field(default_factory=lambda: Allowance(0.0, 0.0))
 
     def __post_init__(self) -> None:
         groups = [GroupFacts("full", BLOCK)]
@@ -42,7 +45,7 @@ class Engine:
         )
         coordinator = SimpleNamespace(find_longest_cache_hit=lambda *_: ([[self.block]], BLOCK))
         self.cache = PrefixCache(SimpleNamespace(coordinator=coordinator, block_pool=pool), groups)
-        self.holder = PrefixHolder(self.cache, groups, "sha256/0")
+        self.holder = PrefixHolder(self.cache, groups, "sha256/0", self.allowance)
 
     def arrive(self, name: str, cached: int, *more: Block) -> None:
         request: Any = Computing(name, num_computed_tokens=cached)
@@ -99,3 +102,21 @@ def test_a_block_that_was_held_already_is_so_when_the_first_step_of_its_next_req
     engine.end(r=1)
     engine.holder.finished(engine.requests["r"])
     assert engine.held
+
+
+def test_nobody_is_told_of_what_is_held_where_reads_have_cost_too_much() -> None:
+    engine = Engine()
+    engine.arrive("r", 0)
+    engine.schedule(r=BLOCK)
+    engine.end(r=BLOCK)
+    engine.schedule(r=1)
+    asked = FindPrefix(
+        local_engine="d", reader="x", scheme="sha256/0", hash_tokens=BLOCK, hashes=HASH, most=BLOCK
+    )
+    assert engine.holder.answer(asked) == PrefixFound(tokens=BLOCK, blocks=((1,),), first_blocks=(0,))
+    engine.allowance.take(1.0, 0.0)
+    assert engine.holder.answer(asked) == PrefixFound(busy=True)
+    other = FindPrefix(
+        local_engine="d", reader="x", scheme="other", hash_tokens=BLOCK, hashes=HASH, most=BLOCK
+    )
+    assert engine.holder.answer(other) == PrefixFound()

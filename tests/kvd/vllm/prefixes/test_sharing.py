@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from kvd.vllm.prefixes import seeker
 from kvd.vllm.scheduler.half import SchedulerHalf
 from kvd.wire.handshake import GetPeer
 from kvd.wire.prefix import SCHEME_FACT, FindPrefix, PrefixFound
+from kvd.worker.orders import StepOutcomes
 from kvd.worker.settings import ConnectorSettings
 from tests.support.rigs.bench import GENERATION, Script, facts
 from tests.support.rigs.half import PEER, Request
@@ -51,7 +53,8 @@ def sharing(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Sharing]:
         settings = ConnectorSettings(prefixes="on", prefix_least=1)
         half = SchedulerHalf(settings, engine, [GroupFacts("full", BLOCK)], "recompute", script.open)
         pool = SimpleNamespace(hash_block_size=BLOCK, num_gpu_blocks=8, unpin_blocks=None)
-        half.prefixes.bind(SimpleNamespace(coordinator=None, block_pool=pool), together)
+        empty = SimpleNamespace(find_longest_cache_hit=lambda *_: ([[]], 0))
+        half.prefixes.bind(SimpleNamespace(coordinator=empty, block_pool=pool), together)
         if known:
             script.push(PEER)
         found = Sharing(half, script)
@@ -109,3 +112,16 @@ def test_an_engine_whose_steps_others_wait_for_waits_for_nobody(sharing: Callabl
     engine = sharing(together=2)
     assert engine.matched(Hashed("r")) == (None, False)
     assert not engine.waits
+
+
+def test_an_engine_that_reads_have_cost_too_much_says_so_until_time_made_up_for_it(
+    sharing: Callable[..., Sharing], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, now = sharing(), time.monotonic()
+    question = FindPrefix(
+        local_engine="e", reader="x", scheme="sha256/0", hash_tokens=BLOCK, hashes=b"", most=0
+    )
+    engine.half.loads_ended(set(), StepOutcomes(toll=0.1))
+    assert engine.half.prefixes.answer(question) == PrefixFound(busy=True)
+    monkeypatch.setattr(time, "monotonic", lambda: now + 60.0)
+    assert engine.half.prefixes.answer(question) != PrefixFound(busy=True)
