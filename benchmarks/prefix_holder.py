@@ -10,7 +10,8 @@ rest      nothing
 control   reads prefixes out of the third engine's cache, which has nothing else to do
 read      reads prefixes of the same length out of the holder's cache
 
-Where the holder turns a read down the reader computes. In *control* it then computes as many of its own.
+Where the holder turns a read down the reader computes. In *control* it computes as many of its own, as many as in the
+first turn of *read* in that round.
 
 Of these the holder has the first core to itself; the reader, the third engine, kvds and this process share the second.
 So reading costs the reader the same in *control* and in *read*, in time and in caches, and read over control is what it
@@ -167,6 +168,7 @@ def turn(running: Sharing, doing: str, tokens: int, seed: int, mix: Sequence[boo
     with reading(running, source, tokens, mix) as read:
         while source and len(read) < 2:  # it reads by now
             time.sleep(0.01)
+        busy = turned_down(running)
         already, cpu, began = len(read), on_processor(holder), time.perf_counter()
         for answer in [holder.submit(prompt, ANSWER) for prompt in prompts]:
             if answered(answer.result(SECONDS)).num_cached_tokens:
@@ -174,7 +176,16 @@ def turn(running: Sharing, doing: str, tokens: int, seed: int, mix: Sequence[boo
         wall, cpu, came = time.perf_counter() - began, on_processor(holder) - cpu, read[already:]
     if set(came) - {0, tokens}:
         sys.exit(f"a part of the prefix was read: {sorted(set(came))} of {tokens} tokens")
+    if doing == READ and came.count(0) > turned_down(running) - busy:
+        sys.exit(
+            f"{came.count(0)} prefixes were not found, and the holder turned down {turned_down(running) - busy}"
+        )
     return Turn(wall, cpu, tuple(map(bool, came)))
+
+
+def turned_down(running: Sharing) -> int:
+    """Questions that the holder turned down so far, because reads had cost it too much."""
+    return running.counted(HOLDER, "prefixes.busy")["prefixes.busy"]
 
 
 def cost_of_a_read(running: Sharing, tokens: int, seconds: float) -> float:

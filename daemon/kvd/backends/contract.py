@@ -165,7 +165,10 @@ def holdings_of(lane: Lane) -> tuple[Holding, ...]:
 
 
 def serving_threads(backend: Backend) -> frozenset[int]:
-    """The system's ids of this process's threads that move bytes for peers, as far as the backend tells."""
+    """The system's ids of this process's threads that move bytes for peers, as far as the backend tells.
+
+    Known once memory is registered.
+    """
     serving: frozenset[int] = getattr(backend, "serving", frozenset())
     return serving
 

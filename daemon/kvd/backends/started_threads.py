@@ -15,7 +15,7 @@ TASKS = "/proc/self/task"
 def threads_started(start: Callable[[], T]) -> tuple[T, frozenset[int]]:
     """What ``start`` gives, and the system's ids of the threads that came meanwhile and are none of Python's.
 
-    On systems without /proc there are none.
+    Nothing else may start such threads meanwhile. On systems without /proc there are none.
     """
     before = _threads()
     started = start()

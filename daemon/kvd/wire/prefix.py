@@ -49,7 +49,7 @@ class PrefixFound(Reply, tag="prefix_found", frozen=True, kw_only=True):
     """``tokens`` of the prompt, held in these blocks; 0: nobody holds more of it, or tells the asker.
 
     ``blocks`` and ``first_blocks`` are as `kvd.worker.remote.RemotePrefill` has them. ``endpoint`` is the holder's kvd.
-    ``busy``: to be read costs this engine more than it may, so it did not look.
+    ``busy``: an engine turned the question down, since reads have cost it more than `prefix_cost`. It did not look.
     """
 
     tokens: Count = 0

@@ -205,21 +205,21 @@ class StepOrders:
 
 @dataclass(slots=True)
 class StepOutcomes:
-    """What happened to loads since the last step, by request.
+    """What happened to loads since the last step, by request, and what reads by peers cost.
 
     ``loads``: None for done, else the cause of the miss. ``quiesced``: the time.monotonic() at which
     nothing of it could land any more. ``prefixes``: after a miss, the tokens that may be claimed again.
-    ``toll``: seconds that peers' reads cost this engine (`kvd.worker.host.toll`), where prefixes are shared.
+    ``read_cost``: seconds that peers' reads cost this worker (`kvd.worker.host.read_cost`), where prefixes are shared.
     """
 
     loads: dict[str, Cause | None] = field(default_factory=dict)
     quiesced: dict[str, float] = field(default_factory=dict)
     prefixes: dict[str, int] = field(default_factory=dict)
-    toll: float = 0.0
+    read_cost: float = 0.0
 
     def __bool__(self) -> bool:
         """Whether there is anything to tell."""
-        return bool(self.loads or self.toll)
+        return bool(self.loads or self.read_cost)
 
     def merge(self, other: StepOutcomes) -> StepOutcomes:
         """Both workers' outcomes; a miss on any worker is a miss."""
@@ -230,5 +230,5 @@ class StepOutcomes:
             quiesced[request_id] = max(ended, quiesced.get(request_id, ended))
         for request_id, tokens in other.prefixes.items():
             prefixes[request_id] = min(tokens, prefixes.get(request_id, tokens))
-        # A step waits for the worker that is last.
-        return StepOutcomes(merged, quiesced, prefixes, max(self.toll, other.toll))
+        # A step waits for the worker that is last. Workers that look in different steps count together.
+        return StepOutcomes(merged, quiesced, prefixes, max(self.read_cost, other.read_cost))

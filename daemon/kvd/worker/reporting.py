@@ -79,10 +79,10 @@ class Reporting:
             _note_outcome(outcomes, load)
         return {load.order.request_id for load in loads}, outcomes
 
-    def outcomes(self, toll: float = 0.0) -> StepOutcomes:
-        """The outcomes of what `tell` told, with the ``toll`` since the last ones. Clears them."""
+    def outcomes(self, read_cost: float = 0.0) -> StepOutcomes:
+        """The outcomes of what `tell` told, with the ``read_cost`` since the last ones. Clears them."""
         outcomes = self._outcomes
-        outcomes.toll += toll
+        outcomes.read_cost += read_cost
         if outcomes:
             self._outcomes = StepOutcomes()
         return outcomes

@@ -121,7 +121,7 @@ class ConnectorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
         float,
         _number(
             "With prefixes: how much of its time reads of its cache may cost this engine, in time that its threads wait"
-            " for a processor; over that it tells nobody what it holds.",
+            " for a processor; over that it turns questions for prefixes down.",
             0.0,
             1.0,
             "of its time",

@@ -40,7 +40,7 @@ from kvd.worker.context import WorkerContext
 from kvd.worker.ends import LoadEnds
 from kvd.worker.errors import ConnectorError
 from kvd.worker.host.locality import locality
-from kvd.worker.host.toll import Toll
+from kvd.worker.host.read_cost import ReadCost
 from kvd.worker.load import Load, Standing, load_of
 from kvd.worker.orders import Fault, LoadOrder, StageOrder, StepOrders, StepOutcomes
 from kvd.worker.peer_threads import PeerThreads
@@ -104,8 +104,8 @@ class WorkerHalf:
         self._reached: StreamEvent | None = None
         self._gate = StreamGate(self._proceed, self._refuse_unannounced)
         self._reporting = Reporting()
-        self._toll = Toll(serving_threads(backend) if settings.prefixes == "on" else frozenset())
         backend.register(geometry.regions)
+        self._read_cost = ReadCost(serving_threads(backend) if settings.prefixes == "on" else frozenset())
         self._stager = stager(backend, geometry, record_event)
         self._staging: list[StageOrder] = []
         summer = functools.cache(lambda: summer_of(geometry))
@@ -143,7 +143,7 @@ class WorkerHalf:
     def bound(self, orders: StepOrders) -> None:
         """Before the step's forward is queued: loads must wait for what is queued already, and not for more."""
         self._reached = self._record_event() if orders.loads else None
-        self._toll.step(time.monotonic())
+        self._read_cost.step(time.monotonic())
 
     def start(self, orders: StepOrders) -> None:
         """Begin the loads of this step, and pass on what the prefilling side may free."""
@@ -228,7 +228,7 @@ class WorkerHalf:
 
     def outcomes(self) -> StepOutcomes | None:
         """Causes for the scheduler's half, of what `results` reported, and what peers' reads cost. Clears them."""
-        return self._reporting.outcomes(self._toll.look(time.monotonic())) or None
+        return self._reporting.outcomes(self._read_cost.look(time.monotonic())) or None
 
     def retire(self) -> tuple[Results, StepOutcomes]:
         """Close because the memory goes; gives what is yet to be reported, for the `inherit` of whoever is next.

@@ -47,7 +47,8 @@ class Cache(Struct, frozen=True, kw_only=True):
     hint_tokens: Annotated[Count | None, Meta(description="tokens from one hint of a prompt to the next")]
     told: Annotated[Count, Meta(description="how often somebody was told of a prefix that it holds")]
     busy: Annotated[
-        Count, Meta(description="how often it told nobody, because reads cost it more than prefix_cost")
+        Count,
+        Meta(description="questions that it turned down because reads had cost it more than prefix_cost"),
     ]
     kept: Annotated[Count, Meta(description="reads of others, by worker, that were used")]
     lost: Annotated[Count, Meta(description="reads of others whose blocks it needed meanwhile")]

@@ -29,4 +29,4 @@ def test_a_miss_on_any_worker_is_a_miss() -> None:
 
 
 def test_reads_cost_an_engine_what_they_cost_its_slowest_worker() -> None:
-    assert StepOutcomes(toll=0.01).merge(StepOutcomes(toll=0.03)).toll == 0.03
+    assert StepOutcomes(read_cost=0.01).merge(StepOutcomes(read_cost=0.03)).read_cost == 0.03

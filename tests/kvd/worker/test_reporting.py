@@ -91,5 +91,5 @@ def test_a_step_that_computes_nothing_waits_for_it_and_leaves_it(rig: Rig) -> No
 
 def test_what_reads_cost_is_told_once_also_without_loads() -> None:
     reporting = Reporting()
-    assert reporting.outcomes(0.02) == StepOutcomes(toll=0.02)
+    assert reporting.outcomes(0.02) == StepOutcomes(read_cost=0.02)
     assert reporting.outcomes() == StepOutcomes()

@@ -179,7 +179,7 @@ async def _hinted(daemon: Daemon, where: Endpoint, engine_id: str, message: Find
     """The answer of an engine whose hint says that it holds enough; where it does not the question was wasted."""
     found = await _ask(daemon, where, engine_id, message)
     daemon.counters["prefixes.questions"] += 1
-    daemon.counters["prefixes.questions_wasted"] += found.tokens == 0
+    daemon.counters["prefixes.questions_wasted"] += found.tokens == 0 and not found.busy
     return found
 
 
@@ -212,11 +212,10 @@ async def _ask_scheduler(daemon: Daemon, engine: LocalEngine | None, message: Fi
 
 def _note_answer(daemon: Daemon, engine: LocalEngine, found: PrefixFound) -> None:
     """An engine told of a prefix, or turned the question down."""
-    engine_id, counts = engine.facts.engine_id, daemon.prefix_counts
-    daemon.counters["prefixes.busy" if found.busy else "prefixes.told"] += 1
+    engine_id = engine.facts.engine_id
     if daemon.registry.engines.get(engine_id) is engine:  # else it was forgotten meanwhile
-        note = counts.turned_down if found.busy else counts.told
-        note(engine_id)
+        daemon.counters["prefixes.busy" if found.busy else "prefixes.told"] += 1
+        daemon.prefix_counts.answered(engine_id, busy=found.busy)
 
 
 async def _ask_kvd(daemon: Daemon, where: Endpoint, message: FindPrefix) -> PrefixFound:
@@ -247,11 +246,11 @@ def _may_read(daemon: Daemon, message: FindPrefix, where: Endpoint, found: Prefi
 def _believed(daemon: Daemon, message: FindPrefix, found: PrefixFound) -> PrefixFound:
     """An answer, or that of one who holds nothing: of more tokens than were asked for it would be the longest."""
     if message.beyond < found.tokens <= message.most:
-        return found
+        return msgspec.structs.replace(found, busy=False)
     daemon.counters["prefixes.answers_untrue"] += found.tokens > 0
-    return NOTHING
+    return PrefixFound(busy=found.busy)
 
 
 def _longest(answers: Iterable[PrefixFound]) -> PrefixFound:
-    """The longest of the answers, of equals the first."""
-    return max([NOTHING, *answers], key=lambda found: found.tokens)
+    """The longest of the answers, of equals the first; where there is none, one of an engine that is busy."""
+    return max([NOTHING, *answers], key=lambda found: (found.tokens, found.busy))

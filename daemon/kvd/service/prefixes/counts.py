@@ -42,15 +42,14 @@ class PrefixCounts:
         """The same of all engines, each with the one that took."""
         return [(engine, one) for engine, sources in self._taken.items() for one in sources.values()]
 
-    def told(self, engine_id: str) -> None:
-        """Somebody was told of a prefix that an engine holds."""
+    def answered(self, engine_id: str, *, busy: bool) -> None:
+        """Somebody was told of a prefix that an engine holds, or turned down because that was ``busy``."""
         known = self._given.get(engine_id, PrefixesGiven())
-        self._given[engine_id] = msgspec.structs.replace(known, told=known.told + 1)
-
-    def turned_down(self, engine_id: str) -> None:
-        """Somebody was told of none, because reads cost the engine too much."""
-        known = self._given.get(engine_id, PrefixesGiven())
-        self._given[engine_id] = msgspec.structs.replace(known, busy=known.busy + 1)
+        self._given[engine_id] = (
+            msgspec.structs.replace(known, busy=known.busy + 1)
+            if busy
+            else msgspec.structs.replace(known, told=known.told + 1)
+        )
 
     def read(self, engine_id: str, nbytes: int, *, kept: bool) -> None:
         """A worker elsewhere has read of an engine's prefix."""

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 MOST_SAVED = 0.01
 """Seconds that reads may cost at once after a while without them."""
+LONGEST = 600.0
+"""Seconds that what reads have cost keeps others from reading, at most: decoders' pulls cost it as well."""
 
 
 class _Left(NamedTuple):
@@ -33,4 +35,4 @@ class Allowance:
 
     def take(self, seconds: float, now: float) -> None:
         """Reads have cost so much since the last time."""
-        self._left = _Left(self.left(now) - seconds, now)
+        self._left = _Left(max(self.left(now) - seconds, -self._share * LONGEST), now)

@@ -7,16 +7,14 @@ step computed is complete when its result is there: the next step notes it, or t
 from __future__ import annotations
 
 import threading
-import time
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from kvd.topology.blocks import offered
 from kvd.vllm.builds.prefix_hashes import hashes_of
 from kvd.vllm.memory.groups import GroupFacts
-from kvd.vllm.prefixes.allowance import Allowance
 from kvd.vllm.prefixes.cache import HeldPrefix, PrefixCache, WatchedBlock
 from kvd.vllm.prompt.parts import is_plain_text
 from kvd.vllm.vllm_types import VllmRequest, VllmStep, processed_tokens
@@ -51,10 +49,15 @@ class PrefixHolder:
     """One scheduler's. `answer` is called on the session's thread, all else in vLLM's step."""
 
     def __init__(
-        self, cache: PrefixCache, groups: Sequence[GroupFacts], scheme: str, allowance: Allowance
+        self,
+        cache: PrefixCache,
+        groups: Sequence[GroupFacts],
+        scheme: str,
+        turns_down: Callable[[], bool],
     ) -> None:
+        """``turns_down`` says whether this engine has no time to be read."""
         self.cache = cache
-        self._allowance = allowance
+        self._turns_down = turns_down
         self._groups = tuple(groups)
         self._least = min(facts.block_size for facts in groups)
         self._scheme = scheme
@@ -157,7 +160,7 @@ class PrefixHolder:
     def _find(self, asked: FindPrefix) -> PrefixFound:
         if asked.scheme != self._scheme or asked.hash_tokens != self.cache.hash_tokens:
             return PrefixFound()
-        if self._allowance.left(time.monotonic()) <= 0:
+        if self._turns_down():
             return PrefixFound(busy=True)
         whole = len(asked.hashes) // HASH_BYTES * HASH_BYTES
         hashes = [asked.hashes[at : at + HASH_BYTES] for at in range(0, whole, HASH_BYTES)]

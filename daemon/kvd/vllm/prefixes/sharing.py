@@ -59,7 +59,7 @@ class Prefixes:
             return
         self._lockstep = together > 1
         cache = PrefixCache(manager, self._groups, self._settings.prefix_least)
-        self._holder = PrefixHolder(cache, self._groups, self._scheme, self._allowance)
+        self._holder = PrefixHolder(cache, self._groups, self._scheme, self._turns_down)
         self._seeker = PrefixSeeker(
             self._settings,
             self._engine.engine_id,
@@ -96,8 +96,12 @@ class Prefixes:
 
     def read_cost(self, seconds: float) -> None:
         """Peers' reads have cost this engine so much since the last time."""
-        if seconds:
-            self._allowance.take(seconds, time.monotonic())
+        self._allowance.take(seconds, time.monotonic())
+
+    def _turns_down(self) -> bool:
+        """Whether reads have cost too much to allow another one; on the session's thread. An idle engine has time."""
+        computes = self._lockstep or bool(self._running)
+        return computes and self._allowance.left(time.monotonic()) <= 0
 
     def asks(self, request: VllmRequest, computed: int) -> bool:
         """Whether it is being asked who holds more of a prompt than ``computed`` tokens. What is found is claimed."""

@@ -240,7 +240,7 @@ class SchedulerHalf:
         """Workers reported: note causes, and release the lease of what is finished on all of them."""
         if outcomes:
             self._claims.note(outcomes)
-            self.prefixes.read_cost(outcomes.toll)
+            self.prefixes.read_cost(outcomes.read_cost)
         for request_id in finished:
             if claim := self._claims.get(request_id):
                 wanted_still = claim.state is ClaimState.LOADING

@@ -56,8 +56,8 @@ class HintsKnown(msgspec.Struct, frozen=True, kw_only=True):
 class PrefixesGiven(msgspec.Struct, frozen=True, kw_only=True):
     """What others had of an engine's cache: how often they were told of a prefix, and what their workers read of it.
 
-    ``busy`` is how often it told nobody, because reads cost it too much. ``lost`` are reads whose blocks it needed
-    meanwhile. ``bytes`` are those of reads that were kept.
+    ``busy`` counts questions that it turned down, since reads had cost it too much. ``lost`` are reads whose blocks it
+    needed meanwhile. ``bytes`` are those of reads that were kept.
     """
 
     told: Count = 0

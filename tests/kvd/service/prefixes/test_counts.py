@@ -48,8 +48,8 @@ def test_what_was_taken_is_counted_by_its_source() -> None:
 
 def test_what_was_given_is_counted() -> None:
     counts = PrefixCounts()
-    counts.told("p")
-    counts.turned_down("p")
+    for busy in (False, True):
+        counts.answered("p", busy=busy)
     counts.read("p", 1000, kept=True)
     counts.read("p", 1000, kept=False)
     assert counts.given["p"] == PrefixesGiven(told=1, busy=1, kept=1, lost=1, bytes=1000)

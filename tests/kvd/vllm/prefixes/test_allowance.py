@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvd.vllm.prefixes.allowance import MOST_SAVED, Allowance
+from kvd.vllm.prefixes.allowance import LONGEST, MOST_SAVED, Allowance
 
 
 def test_what_was_taken_comes_back_by_and_by() -> None:
@@ -31,3 +31,9 @@ def test_over_a_long_time_reads_cost_no_more_than_their_share() -> None:
             cost += 0.007
     assert cost <= 0.005 * now + MOST_SAVED + 0.007
     assert cost >= 0.9 * 0.005 * now
+
+
+def test_no_read_keeps_others_waiting_for_more_than_ten_minutes() -> None:
+    allowance = Allowance(0.005, 0.0)
+    allowance.take(100.0, 0.0)
+    assert allowance.left(LONGEST - 1.0) < 0 < allowance.left(LONGEST + 1.0)

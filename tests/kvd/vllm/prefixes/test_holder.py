@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from kvd.vllm.memory.groups import GroupFacts
-from kvd.vllm.prefixes.allowance import Allowance
 from kvd.vllm.prefixes.cache import PrefixCache
 from kvd.vllm.prefixes.holder import PrefixHolder
 from kvd.wire.prefix import FindPrefix, PrefixFound
@@ -36,7 +35,7 @@ class Engine:
 
     block: Block = field(default_factory=lambda: Block(1, HASH + bytes(4)))
     requests: dict[str, Any] = field(default_factory=dict)
-    allowance: Allowance = field(default_factory=lambda: Allowance(0.0, 0.0))
+    busy: bool = False
 
     def __post_init__(self) -> None:
         groups = [GroupFacts("full", BLOCK)]
@@ -45,7 +44,7 @@ class Engine:
         )
         coordinator = SimpleNamespace(find_longest_cache_hit=lambda *_: ([[self.block]], BLOCK))
         self.cache = PrefixCache(SimpleNamespace(coordinator=coordinator, block_pool=pool), groups)
-        self.holder = PrefixHolder(self.cache, groups, "sha256/0", self.allowance)
+        self.holder = PrefixHolder(self.cache, groups, "sha256/0", lambda: self.busy)
 
     def arrive(self, name: str, cached: int, *more: Block) -> None:
         request: Any = Computing(name, num_computed_tokens=cached)
@@ -114,7 +113,7 @@ def test_nobody_is_told_of_what_is_held_where_reads_have_cost_too_much() -> None
         local_engine="d", reader="x", scheme="sha256/0", hash_tokens=BLOCK, hashes=HASH, most=BLOCK
     )
     assert engine.holder.answer(asked) == PrefixFound(tokens=BLOCK, blocks=((1,),), first_blocks=(0,))
-    engine.allowance.take(1.0, 0.0)
+    engine.busy = True
     assert engine.holder.answer(asked) == PrefixFound(busy=True)
     other = FindPrefix(
         local_engine="d", reader="x", scheme="other", hash_tokens=BLOCK, hashes=HASH, most=BLOCK

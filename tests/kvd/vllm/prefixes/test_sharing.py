@@ -118,10 +118,23 @@ def test_an_engine_that_reads_have_cost_too_much_says_so_until_time_made_up_for_
     sharing: Callable[..., Sharing], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, now = sharing(), time.monotonic()
+    running: Any = Hashed("running")
+    engine.half.prefixes.allocated(running, ((),))
     question = FindPrefix(
         local_engine="e", reader="x", scheme="sha256/0", hash_tokens=BLOCK, hashes=b"", most=0
     )
-    engine.half.loads_ended(set(), StepOutcomes(toll=0.1))
+    engine.half.loads_ended(set(), StepOutcomes(read_cost=0.1))
     assert engine.half.prefixes.answer(question) == PrefixFound(busy=True)
     monkeypatch.setattr(time, "monotonic", lambda: now + 60.0)
     assert engine.half.prefixes.answer(question) != PrefixFound(busy=True)
+
+
+def test_an_idle_engine_has_time_to_be_read(sharing: Callable[..., Sharing]) -> None:
+    engine, lockstep = sharing(), sharing(together=2)
+    question = FindPrefix(
+        local_engine="e", reader="x", scheme="sha256/0", hash_tokens=BLOCK, hashes=b"", most=0
+    )
+    for one in (engine, lockstep):
+        one.half.loads_ended(set(), StepOutcomes(read_cost=0.1))
+    assert engine.half.prefixes.answer(question) == PrefixFound()
+    assert lockstep.half.prefixes.answer(question) == PrefixFound(busy=True), "others wait for its steps"
