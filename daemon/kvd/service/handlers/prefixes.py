@@ -214,8 +214,8 @@ def _note_answer(daemon: Daemon, engine: LocalEngine, found: PrefixFound) -> Non
     """An engine told of a prefix, or turned the question down."""
     engine_id = engine.facts.engine_id
     if daemon.registry.engines.get(engine_id) is engine:  # else it was forgotten meanwhile
-        daemon.counters["prefixes.busy" if found.busy else "prefixes.told"] += 1
-        daemon.prefix_counts.answered(engine_id, busy=found.busy)
+        daemon.counters["prefixes.told" if found.tokens else "prefixes.busy"] += 1
+        daemon.prefix_counts.answered(engine_id, busy=not found.tokens)
 
 
 async def _ask_kvd(daemon: Daemon, where: Endpoint, message: FindPrefix) -> PrefixFound:

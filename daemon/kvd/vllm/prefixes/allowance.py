@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 MOST_SAVED = 0.01
-"""Seconds that reads may cost at once after a while without them."""
+"""Seconds that reads may cost at once after a while without them; a second's share, where that is more."""
 LONGEST = 600.0
 """Seconds that what reads have cost keeps others from reading, at most: decoders' pulls cost it as well."""
 
@@ -26,12 +26,13 @@ class Allowance:
     def __init__(self, share: float, now: float) -> None:
         """Times are time.monotonic() seconds."""
         self._share = share
+        self._most = max(MOST_SAVED, share)
         self._left = _Left(MOST_SAVED, now)
 
     def left(self, now: float) -> float:
         """Seconds."""
         seconds, at = self._left
-        return min(MOST_SAVED, seconds + self._share * (now - at))
+        return min(self._most, seconds + self._share * (now - at))
 
     def take(self, seconds: float, now: float) -> None:
         """Reads have cost so much since the last time."""

@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections.abc import Iterable
 
 from kvd.backends.started_threads import TASKS
 
 LOOK_SECONDS = 0.1
 """From one look at the serving threads to the next. Workers of a host look in the same step, as near as can be."""
-LOOK_AT_ALL_SECONDS = 0.25
-"""The same of all threads, while peers read: of a hundred it takes half a millisecond."""
+LOOK_AT_ALL_SECONDS, LOOKS_COST = 0.25, 0.002
+"""The same of all threads, while peers read, and how much of the time looks may take: of a hundred threads one takes
+half a millisecond."""
 FRESH_SECONDS, QUIET_SECONDS = 1.0, 10.0
 """So old may be what is known of all threads when a read begins, until so long after the last read."""
 IDLE_SECONDS = 1.0
 """After so long without a step the engine had none to make. For a connector a step is over before its device is."""
-LEAST_NS = 1_000_000
-"""Of running for peers: less than that is none."""
+LEAST_SHARE = 0.005
+"""Of the time: who runs less for peers does so without them. NIXL's thread takes half of that."""
 _RAN, _WAITED = 0, 1
 
 
@@ -34,8 +36,11 @@ class ReadCost:
         self._tasks = tasks
         self._next = self._stepped = 0.0
         self._read = -math.inf  # when peers last did
-        self._seen = 0.0
-        self._ran = 0  # by the serving threads, when all were last seen
+        self._seen = self._at_rest = (
+            0.0  # when all were last seen, and until when they are not looked at again
+        )
+        self._counted = 0.0  # when what the serving threads ran was last counted, and how much it was
+        self._ran = 0
         self._waited: dict[int, int] = {}  # by each other thread then; of none where that is of no use
 
     def step(self, now: float) -> None:
@@ -54,22 +59,26 @@ class ReadCost:
             return 0.0
         self._next = (now // LOOK_SECONDS + 1) * LOOK_SECONDS
         ran_by_now = sum(self._times(self._serving, _RAN).values())
-        ran = ran_by_now - self._ran
-        reads = ran >= LEAST_NS
+        ran, passed = ran_by_now - self._ran, now - self._counted
+        reads = ran * 1e-9 >= LEAST_SHARE * passed
         if reads:
             self._read = now
-        if now - self._read > QUIET_SECONDS:
-            self._ran, self._waited = ran_by_now, {}
+        if now - self._read > QUIET_SECONDS or ran < 0:  # one of those that served has ended
+            self._count(now, ran_by_now, {})
             return 0.0
-        if now - self._seen < (LOOK_AT_ALL_SECONDS if reads else FRESH_SECONDS):
+        if now < self._at_rest or now - self._seen < (LOOK_AT_ALL_SECONDS if reads else FRESH_SECONDS):
             return 0.0
-        before, self._waited = self._waited, self._times(self._others(), _WAITED)
-        self._seen, self._ran = now, ran_by_now
+        before, began = self._waited, time.thread_time()
+        self._count(now, ran_by_now, self._times(self._others(), _WAITED))
+        self._seen, self._at_rest = now, now + (time.thread_time() - began) / LOOKS_COST
         if not reads:
             return 0.0
         # The number of a thread that has ended may be another one's by now.
         waits = (max(0, self._waited[one] - before[one]) for one in before.keys() & self._waited)
         return min(ran, sum(waits)) * 1e-9
+
+    def _count(self, now: float, ran: int, waited: dict[int, int]) -> None:
+        self._counted, self._ran, self._waited = now, ran, waited
 
     def _others(self) -> list[int]:
         try:

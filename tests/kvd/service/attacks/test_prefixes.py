@@ -233,6 +233,16 @@ def test_who_names_more_tokens_than_were_asked_for_is_not_the_longest(tokens: in
             assert here.status().counters["prefixes.found_tokens"] == 32
 
 
+def test_who_is_busy_and_names_tokens_all_the_same_counts_as_one_who_told(kvd: Daemon) -> None:
+    both = PrefixFound(tokens=32, blocks=((1,),), first_blocks=(0,), busy=True)
+    with reading(kvd) as asker, lying(kvd, "liar", both):
+        introduce(kvd, "liar")
+        answer = found(asker, question())
+        assert (answer.tokens, answer.busy) == (32, False)
+        counters = kvd.status().counters
+        assert (counters["prefixes.told"], counters.get("prefixes.busy", 0)) == (1, 0)
+
+
 def answer_as_another(port: int) -> None:
     """A kvd whose engine is ``p``, and who answers every question for a prefix with an engine of another name."""
     card = card_of("p", geometry(), role="both", facts={SCHEME_FACT: SCHEME})

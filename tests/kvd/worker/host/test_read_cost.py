@@ -110,13 +110,47 @@ def test_nobody_else_is_looked_at_where_nothing_is_read(
 def test_an_engine_that_was_idle_waited_for_nothing(process: Process) -> None:
     process.passes(20, 100)
     assert process.looked(idle=2 * IDLE_SECONDS) == 0
-    process.passes(20, 100)
-    assert process.looked(step=5.0) == 20, "a step may take long"
+    process.passes(90, 100)
+    assert process.looked(step=5.0) == 90, "a step may take long"
 
 
 def test_a_device_may_compute_between_what_a_connector_sees_of_two_steps(process: Process) -> None:
     process.passes(20, 100)
     assert process.looked(step=0.01, idle=IDLE_SECONDS / 2) == 20
+
+
+def test_what_a_thread_of_the_transfer_engine_runs_by_itself_is_no_read(process: Process) -> None:
+    process.looked(step=QUIET_SECONDS)
+    cost = 0
+    for _ in range(100):
+        process.passes(3, 100)
+        cost += process.looked(step=1.0)
+    assert cost == 0
+
+
+def test_a_thread_that_served_may_end(process: Process) -> None:
+    process.times[SERVING] = (0, 0)
+    process.passes(2, 100)
+    process.looked()
+    process.passes(20, 100)
+    process.looked()
+    process.passes(20, 100)
+    assert process.looked() == 20
+
+
+def test_the_more_threads_there_are_the_less_often_they_are_looked_at(
+    process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spent = iter([0.0, 0.004])  # of two seconds it is 0.002
+    monkeypatch.setattr(time, "thread_time", lambda: next(spent))
+    process.passes(20, 20)
+    assert process.looked() == 20
+    for _ in range(7):
+        process.passes(3, 3)
+        assert process.looked() == 0
+    spent = iter([0.0, 0.0])
+    process.passes(3, 3)
+    assert process.looked() == 24
 
 
 def test_the_number_of_a_thread_that_ended_may_be_anothers(process: Process) -> None:
