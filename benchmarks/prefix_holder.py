@@ -58,7 +58,7 @@ REST, CONTROL, READ = "rest", "control", "read"
 TURNS = (REST, READ, CONTROL, CONTROL, READ, REST)
 SEEDS = {OTHER: 1, HOLDER: 2}
 """Of the prompts that each of them holds."""
-REQUESTS, BATCHES, PROMPT, ANSWER, BLOCK = 8, 6, 256, 64, 128
+REQUESTS, BATCHES, PROMPT, ANSWER, BLOCK = 8, 12, 256, 64, 128
 """So many at once, so many times; the rest in tokens."""
 CACHE_BYTES = 512 << 20
 UNHELD = count(1 << 20)

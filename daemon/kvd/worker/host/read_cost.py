@@ -16,9 +16,8 @@ from kvd.backends.started_threads import TASKS
 
 LOOK_SECONDS = 0.1
 """From one look at the serving threads to the next. Workers of a host look in the same step, as near as can be."""
-LOOK_AT_ALL_SECONDS, LOOKS_COST = 0.25, 0.002
-"""The same of all threads, while peers read, and how much of the time looks may take: of a hundred threads one takes
-half a millisecond."""
+LOOKS_COST = 0.002
+"""How much of the time looks at all threads may take, while peers read: of a hundred one takes half a millisecond."""
 FRESH_SECONDS, QUIET_SECONDS = 1.0, 10.0
 """So old may be what is known of all threads when a read begins, until so long after the last read."""
 IDLE_SECONDS = 1.0
@@ -66,7 +65,7 @@ class ReadCost:
         if now - self._read > QUIET_SECONDS or ran < 0:  # one of those that served has ended
             self._count(now, ran_by_now, {})
             return 0.0
-        if now < self._at_rest or now - self._seen < (LOOK_AT_ALL_SECONDS if reads else FRESH_SECONDS):
+        if now < self._at_rest or (not reads and now - self._seen < FRESH_SECONDS):
             return 0.0
         before, began = self._waited, time.thread_time()
         self._count(now, ran_by_now, self._times(self._others(), _WAITED))

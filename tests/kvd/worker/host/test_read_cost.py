@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from kvd.worker.host.read_cost import IDLE_SECONDS, LOOK_AT_ALL_SECONDS, QUIET_SECONDS, ReadCost
+from kvd.worker.host.read_cost import IDLE_SECONDS, QUIET_SECONDS, ReadCost
 
 SERVING, OTHER, NEW = 1, 2, 3
+STEP = 0.25
 MS = 1_000_000
 
 
@@ -39,7 +40,7 @@ class Process:
         folder.mkdir(exist_ok=True)
         (folder / "schedstat").write_text("{} {} 1\n".format(*(one * MS for one in self.times[thread])))
 
-    def looked(self, *, step: float = LOOK_AT_ALL_SECONDS, idle: float = 0.0) -> int:
+    def looked(self, *, step: float = STEP, idle: float = 0.0) -> int:
         """Milliseconds, after a step that took so long."""
         self.cost.step(self.now + idle)
         self.now += idle + step
