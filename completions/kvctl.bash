@@ -27,7 +27,7 @@ _kvctl() {
         bundle:--last|bundle:--limit|bundle:-n) COMPREPLY=(); return ;;
         bundle:--kvd-config) COMPREPLY=($(compgen -f -- "$current")); return ;;
         cache:--filter) COMPREPLY=(); return ;;
-        cache:--sort) COMPREPLY=($(compgen -W "engine host generation blocks of groups hints each told given bytes lost taken taken-bytes missed sources reason" -- "$current")); return ;;
+        cache:--sort) COMPREPLY=($(compgen -W "engine host generation blocks of groups hints each told busy given bytes lost taken taken-bytes missed sources reason" -- "$current")); return ;;
         cache:--watch|cache:-w) COMPREPLY=(); return ;;
         cache:--output|cache:-o) COMPREPLY=($(compgen -W "table wide json jsonl yaml name folded" -- "$current")); return ;;
         doctor:--from) COMPREPLY=($(compgen -f -- "$current")); return ;;

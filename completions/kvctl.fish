@@ -78,7 +78,7 @@ complete -c kvctl -n "__fish_seen_subcommand_from bundle" -l context -x -d 'Host
 complete -c kvctl -n "__fish_seen_subcommand_from bundle" -l config -r -F -d 'Defaults in YAML.'
 complete -c kvctl -n "__fish_seen_subcommand_from bundle" -s h -l help -d 'Show this message and exit.'
 complete -c kvctl -n "__fish_seen_subcommand_from cache" -l filter -x -d 'Only rows that have it in that column; * and ? stand for any. May be given again.'
-complete -c kvctl -n "__fish_seen_subcommand_from cache" -l sort -x -a 'engine host generation blocks of groups hints each told given bytes lost taken taken-bytes missed sources reason' -d 'Which come first.'
+complete -c kvctl -n "__fish_seen_subcommand_from cache" -l sort -x -a 'engine host generation blocks of groups hints each told busy given bytes lost taken taken-bytes missed sources reason' -d 'Which come first.'
 complete -c kvctl -n "__fish_seen_subcommand_from cache" -l fleet -d 'Ask all known hosts, side by side, for 1.5 s unless --timeout says otherwise.'
 complete -c kvctl -n "__fish_seen_subcommand_from cache" -l watch -s w -x -d 'Ask again every 2 s, or so many, until Ctrl-C; changes are marked.'
 complete -c kvctl -n "__fish_seen_subcommand_from cache" -l output -s o -x -a 'table wide json jsonl yaml name folded' -d 'Form of the answer on stdout.'

@@ -46,9 +46,10 @@ def cache(
     """What engines hold in their prefix caches, and what of that others read.
 
     GIVEN is what other engines read of this one and used, by worker; LOST what they read while it gave the blocks away.
-    TAKEN is what it read of others and used, MISSED what it could not use. All since kvd was started. Of engines of
-    other hosts only the hints are known that their kvd tells; with --fleet each is asked for by its own kvd; exit code
-    4 where some hosts did not answer. kvctl transfers has each read.
+    BUSY counts questions that it turned down, since reads had cost it more than prefix_cost. TAKEN is what it read of
+    others and used, MISSED what it could not use. All since kvd was started. Of engines of other hosts only the hints
+    are known that their kvd tells; with --fleet each is asked for by its own kvd; exit code 4 where some hosts did not
+    answer. kvctl transfers has each read.
     """
     wanted = picking(cache_columns(wide=True), filters, sort, SORTS)
 
