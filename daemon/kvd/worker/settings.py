@@ -120,9 +120,9 @@ class ConnectorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     prefix_cost: Annotated[
         float,
         _number(
-            "With prefixes: the share of its time, 0 to 1, that peers' reads of its cache may cost this engine; 0.005 is"
-            " half a per cent. Over that it turns questions for prefixes down while it has requests. It counts where a"
-            " thread of the engine moves the bytes (TCP) and takes a processor from it; decoders' pulls count too.",
+            "With prefixes: the share of its time, 0 to 1, that peers' reads of its cache may cost this engine; 0.005"
+            " is half a per cent. Over that it turns questions for prefixes down while it has requests. It counts where"
+            " a thread of the engine moves the bytes (TCP) and takes a processor from it; decoders' pulls count too.",
             0.0,
             1.0,
             "of its time",
