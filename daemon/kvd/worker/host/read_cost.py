@@ -35,11 +35,10 @@ class ReadCost:
         self._tasks = tasks
         self._next = self._stepped = 0.0
         self._read = -math.inf  # when peers last did
-        self._seen = self._at_rest = (
-            0.0  # when all were last seen, and until when they are not looked at again
-        )
-        self._counted = 0.0  # when what the serving threads ran was last counted, and how much it was
-        self._ran = 0
+        self._seen = 0.0  # when all were last seen
+        self._at_rest = 0.0  # until when they are not looked at again
+        self._counted = 0.0  # when what the serving threads ran was last counted
+        self._ran = 0  # and how much that was
         self._waited: dict[int, int] = {}  # by each other thread then; of none where that is of no use
 
     def step(self, now: float) -> None:
