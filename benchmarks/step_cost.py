@@ -1,10 +1,14 @@
 """What a connector takes of the steps of a decoder: without a load, with one that begins, and of the first token's.
 
-    python benchmarks/step_cost.py [--tokens 512,4096] [--rounds 40] [--launches 300] [--backend direct] [--json]
+    python benchmarks/step_cost.py [--tokens 512,4096] [--rounds 40] [--launches 300] [--backend direct] [--busy]
+        [--json]
 
 An engine without a model is stepped by hand (benchmarks/stepped_engine.py), once with KvdConnector and once with a
 connector that has loaded everything at once. Requests take turns between them. Ours gets its KV from a prefiller in a
 process of its own, with a real kvd.
+
+*To the first token* is from a request's arrival, and has the load and all that it waits for. With `--busy` another
+request of the same engine decodes meanwhile.
 
 The first token's window begins as vLLM begins to schedule the step that needs the KV, and ends as its token is there:
 that step, the launch of the one after it, and the results of one or two. What other threads of the process take of the
@@ -40,6 +44,8 @@ SETTLE = 0.02
 """Seconds of rest before each request, in which whatever is left of the one before ends."""
 ANSWERED = 8
 """Tokens of an answer."""
+BESIDE = 200
+"""Tokens of the answer of one that decodes beside it."""
 INSTANT = {"kv_connector": "InstantConnector", "kv_connector_module_path": "benchmarks.instant_connector"}
 AFTER = 0.05
 """Seconds after the first token within which threads are still watched."""
@@ -47,8 +53,15 @@ AFTER = 0.05
 
 @dataclass
 class Seen:
-    """What one request took: seconds by part of each kind of step, and what threads had of the processor."""
+    """What one request took: seconds by part of each kind of step, and what threads had of the processor.
 
+    ``wrong`` counts its blocks that were not the prefiller's when it had its first token; ``left`` is 1 where its load
+    had not begun when its step did.
+    """
+
+    wrong: int = 0
+    left: int = 0
+    whole: float = 0.0
     window: float = 0.0
     own: float = 0.0
     between: float = 0.0
@@ -100,6 +113,7 @@ def prefiller(options: argparse.Namespace, way: str, folder: Path, pipe: Connect
     folder_here.mkdir()
     with one_process(folder_here):
         made = engine(options, configured(way, f"p-{way}", "kv_producer", folder, options.backend), folder)
+        made.number_blocks()
         pipe.send("ready")
         for number in itertools.count():
             while not pipe.poll(0.01):
@@ -158,10 +172,15 @@ def since(before: dict[str, float]) -> dict[str, float]:
     }
 
 
-def served(made: Any, watched: Watched, name: str, tokens: list[int], params: dict[str, Any]) -> Seen:
-    """One request whose KV is loaded."""
+def served(
+    made: Any, watched: Watched, name: str, tokens: list[int], params: dict[str, Any], *, busy: bool
+) -> Seen:
+    """One request whose KV is loaded; in a ``busy`` engine beside one that decodes."""
     seen = Seen()
     time.sleep(SETTLE)
+    if busy:
+        decode_beside(made, name, tokens)
+    arrived, left = time.perf_counter(), made.left
     made.arrive(name, tokens, params, ANSWERED)
     began, token, own, before = 0.0, 0.0, 0.0, on_processor()
     while not token:
@@ -175,23 +194,45 @@ def served(made: Any, watched: Watched, name: str, tokens: list[int], params: di
         kind = "first" if began else "waits" if waited else "begins"
         for part, values in watched.seen.items():
             seen.parts[f"{kind}: {part}"] += values
-        if any(answer.new_token_ids for answer in answers):
+        if said(answers, name):
             token = time.perf_counter()
+    seen.wrong = made.wrong_blocks(name, *params.get("remote_block_ids", [[]]))
+    seen.left = made.left - left
+    seen.whole = token - arrived
     seen.window, seen.own, seen.others = token - began, time.thread_time() - own, since(before)
     count, last = 1, token
     while count < ANSWERED:
         watched.seen.clear()
-        count += sum(len(answer.new_token_ids) for answer in made.step())
+        count += said(made.step(), name)
         now = time.perf_counter()
         seen.steps.append(now - last)
         last = now
         for part, values in watched.seen.items():
             seen.parts[f"decodes: {part}"] += values
-    for _ in range(3):
-        made.step()
+    run_out(made)
     time.sleep(AFTER)
     seen.later = {n: t - seen.others.get(n, 0.0) for n, t in since(before).items()}
     return seen
+
+
+def decode_beside(made: Any, name: str, tokens: list[int]) -> None:
+    """Have another request decode from now on."""
+    made.arrive(f"beside {name}", tokens[1 : BLOCK + 1], None, BESIDE)
+    for _ in range(4):
+        made.step()
+
+
+def run_out(made: Any) -> None:
+    """Step until nothing is left, not even of the steps themselves."""
+    while made.scheduler.has_requests():
+        made.step()
+    for _ in range(3):
+        made.step()
+
+
+def said(answers: list[Any], name: str) -> int:
+    """Tokens of one request."""
+    return sum(len(answer.new_token_ids) for answer in answers if answer.request_id == name)
 
 
 def measure(options: argparse.Namespace, folder: Path) -> dict[tuple[str, int], list[Seen]]:
@@ -223,7 +264,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[tuple[str, int], 
                 for way in options.ways:
                     prompt = [random.randrange(10, 500) for _ in range(tokens)]  # noqa: S311 - not for secrets
                     params = ask[way](prompt)
-                    seen = served(*engines[way], f"r{number}-{tokens}", prompt, params)
+                    seen = served(*engines[way], f"r{number}-{tokens}", prompt, params, busy=options.busy)
                     if number > 1:
                         found[way, tokens].append(seen)
     return found
@@ -257,18 +298,19 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--launches", type=int, default=300, help="operations of a step that computes")
     parser.add_argument("--backend", default="direct")
+    parser.add_argument("--busy", action="store_true", help="another request decodes meanwhile")
     parser.add_argument("--ways", type=lambda text: text.split(","), default=["kvd", "instant"])
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="steps-") as folder:
         found = measure(options, Path(folder))
     for (way, tokens), all_seen in found.items():
-        said = summed(all_seen)
+        medians = summed(all_seen)
         if options.json:
-            sys.stdout.write(json.dumps({"way": way, "tokens": tokens, **said}) + "\n")
+            sys.stdout.write(json.dumps({"way": way, "tokens": tokens, **medians}) + "\n")
             continue
         sys.stdout.write(f"{way}, {tokens} tokens\n")
-        for name, value in said.items():
+        for name, value in medians.items():
             sys.stdout.write(f"  {name:40} {value:8.1f}\n")
 
 
@@ -279,6 +321,9 @@ def summed(all_seen: list[Seen]) -> dict[str, float]:
         return round(1e6 * median(values), 1)
 
     found = {
+        "wrong blocks": float(sum(seen.wrong for seen in all_seen)),
+        "loads left to their step": float(sum(seen.left for seen in all_seen)),
+        "to the first token": middle([seen.whole for seen in all_seen]),
         "first token: window": middle([seen.window for seen in all_seen]),
         "first token: this thread": middle([seen.own for seen in all_seen]),
         "first token: other threads": middle([sum(seen.others.values()) for seen in all_seen]),

@@ -25,6 +25,7 @@ from vllm.v1.kv_cache_layout import KVCacheLayout
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import RequestStatus
 
+from kvd.vllm.metadata import StepMetadata
 from tests.support.rigs.stepped import SteppedScheduler, attention
 
 AHEAD = 2
@@ -63,8 +64,10 @@ class SteppedEngine:
             choose=_early,
         )
         self.scheduler = self._bench.scheduler
-        self.worker = _worker(self._bench.config, self._bench.caches, block)
+        self.worker, self._pages = _worker(self._bench.config, self._bench.caches, block)
         self._launches, self.around = launches, around
+        self.left = 0
+        """Loads that had not begun when their step did."""
         self._numbers = torch.zeros(1)
         self._under_way: deque[tuple[Any, ModelRunnerOutput]] = deque()
 
@@ -78,7 +81,7 @@ class SteppedEngine:
             with self.around("schedule"):
                 output = self.scheduler.schedule()
             self._under_way.append((output, self._execute(output)))
-            if len(self._under_way) < AHEAD:
+            if output.num_scheduled_tokens and len(self._under_way) < AHEAD:
                 return []
         if not self._under_way:
             return []
@@ -89,6 +92,8 @@ class SteppedEngine:
     def _execute(self, output: Any) -> ModelRunnerOutput:
         """As `vllm.v1.worker.gpu.kv_connector` and the runner have it."""
         names = list(output.num_scheduled_tokens)
+        if isinstance(output.kv_connector_metadata, StepMetadata):
+            self.left += len(output.kv_connector_metadata.orders.loads)
         with self.around("worker, before"):
             self.worker.handle_preemptions(output.kv_connector_metadata)
             self.worker.bind_connector_metadata(output.kv_connector_metadata)
@@ -123,6 +128,16 @@ class SteppedEngine:
         told.kv_connector_worker_meta = worker.build_connector_worker_meta()
         worker.clear_connector_metadata()
         return told
+
+    def number_blocks(self) -> None:
+        """Have every block hold its number, wherever a load looks."""
+        self._pages[:] = torch.arange(1, len(self._pages) + 1, dtype=torch.int32)[:, None]
+
+    def wrong_blocks(self, name: str, theirs: list[int]) -> int:
+        """How many of a request's first blocks do not hold what `number_blocks` gave to these blocks of a peer."""
+        (mine,) = self.scheduler.kv_cache_manager.get_block_ids(name)
+        held = self._pages[mine[: len(theirs)]]
+        return int((held != torch.tensor(theirs, dtype=torch.int32)[:, None] + 1).any(dim=1).sum())
 
     def waits(self, name: str) -> bool:
         """Whether a request waits for its KV."""
@@ -163,8 +178,8 @@ def _early(config: Any) -> None:
     schedule_early(config)
 
 
-def _worker(config: Any, caches: Any, block: int) -> Any:
-    """A worker's connector with registered memory of one layer."""
+def _worker(config: Any, caches: Any, block: int) -> tuple[Any, torch.Tensor]:
+    """A worker's connector with registered memory of one layer, and that memory, a row for each block."""
     spec, name = attention(block), caches.kv_cache_groups[0].layer_names[0]
     page, layout = spec.page_size_bytes, KVCacheLayout.LBHNC
     with set_current_vllm_config(config):
@@ -177,4 +192,4 @@ def _worker(config: Any, caches: Any, block: int) -> Any:
         caches.kv_cache_tensors = [placed]
         views = create_kv_cache_views(raw, spec, caches.num_blocks, layout, placed)
         worker.register_kv_caches({name: views[0]})
-    return worker
+    return worker, raw[: page * caches.num_blocks].view(torch.int32).view(caches.num_blocks, -1)

@@ -12,9 +12,19 @@ from typing import Any
 
 import pytest
 
-from kvd.worker.orders import StepOutcomes
-from tests.e2e.test_unloaded_claims import BLOCK, PROMPT, TOKENS, loads, pulled
-from tests.support.rigs.bench import facts
+from kvd.worker.orders import (
+    ClaimAnswer,
+    LoadOrder,
+    PushEnd,
+    PushStep,
+    StageOrder,
+    StepOrders,
+    StepOutcomes,
+    SumOrders,
+)
+from kvd.worker.step_loads import IDLE_WAIT, POSTING_WAIT
+from tests.e2e.test_unloaded_claims import BLOCK, PROMPT, TOKENS, pulled
+from tests.support.rigs.bench import facts, order, prefill
 from tests.support.rigs.stepped import OURS, PREFILLER, SteppedScheduler, WillingKvd
 
 pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore")]
@@ -28,9 +38,35 @@ class OnlyWorker:
 
     def __init__(self) -> None:
         self.done: set[str] = set()
+        self.soon: set[str] = set()
+        """Complete if it may wait for them."""
+        self.begun: list[LoadOrder] = []
+        self.waits: list[float] = []
+        """Of each time that it was asked for complete loads, how long it might wait for one."""
+        self.posting: list[float] = []
+        """The same of each step, for its loads to be posted."""
+        self.waited = 0
+        """How often it was asked for what is due soon."""
 
-    def complete(self) -> tuple[set[str], StepOutcomes]:
+    def begin_ahead(self, orders: StepOrders, wait: float) -> bool:
+        self.posting.append(wait)
+        loads, orders.loads, orders.answered, orders.dropped = orders.loads, [], [], []
+        self.begun += loads
+        return bool(loads)
+
+    @property
+    def loading(self) -> list[str]:
+        """The requests whose loads have begun."""
+        return [order.request_id for order in self.begun]
+
+    def complete(self, wait: float = 0.0) -> tuple[set[str], StepOutcomes]:
+        self.waits.append(wait)
         done, self.done = self.done, set()
+        return done, StepOutcomes(loads=dict.fromkeys(done), quiesced=dict.fromkeys(done, 1.0))
+
+    def complete_soon(self) -> tuple[set[str], StepOutcomes]:
+        self.waited += 1
+        done, self.soon = self.soon, set()
         return done, StepOutcomes(loads=dict.fromkeys(done), quiesced=dict.fromkeys(done, 1.0))
 
 
@@ -66,7 +102,8 @@ def opened(model: Path, kvd: WillingKvd) -> Iterator[Open]:
 def test_a_load_that_is_complete_is_used_in_the_next_step(opened: Open, worker: OnlyWorker) -> None:
     bench = opened()
     bench.arrive("r", TOKENS, pulled())
-    assert loads(bench.step()[1]) == ["r"]
+    bench.step()
+    assert worker.loading == ["r"]
     worker.done = {"r"}
     computed, _ = bench.step()
     assert 0 < computed["r"] <= LAST
@@ -95,9 +132,9 @@ def test_a_load_that_is_not_complete_is_waited_for(opened: Open, worker: OnlyWor
 def test_a_miss_is_told_by_the_step_and_computed_here(opened: Open, worker: OnlyWorker) -> None:
     bench = opened()
     bench.arrive("r", TOKENS, pulled())
-    _, metadata = bench.step()
-    (order,) = metadata.orders.loads
-    bench.step(finished_recving={"r"}, invalid_block_ids=order.block_ids)
+    bench.step()
+    (begun,) = worker.begun
+    bench.step(finished_recving={"r"}, invalid_block_ids=begun.block_ids)
     assert bench.step()[0] == {}
     assert bench.step()[0] == {"r": PROMPT}
     bench.run_out()
@@ -143,6 +180,169 @@ def test_requests_beside_it_go_on(opened: Open, worker: OnlyWorker) -> None:
     assert computed["beside"] == 1
     assert 0 < computed["r"] <= LAST
     bench.run_out()
+
+
+# --- when it begins ---
+
+
+def test_a_load_begins_as_its_step_is_scheduled(opened: Open, worker: OnlyWorker) -> None:
+    bench = opened()
+    bench.arrive("beside", TOKENS[:10], None)
+    bench.step()
+    bench.arrive("r", TOKENS, pulled())
+    assert worker.loading == []
+    bench.scheduler.schedule()
+    assert worker.loading == ["r"]
+
+
+def scheduled(orders: StepOrders, **touched: Any) -> Any:
+    from kvd.vllm.metadata import StepMetadata
+
+    return SimpleNamespace(kv_connector_metadata=StepMetadata(orders), **touched)
+
+
+def ordered(**more: Any) -> StepOrders:
+    return StepOrders(loads=[order(prefill(((5, 6),)), (2, 9), request_id="r")], **more)
+
+
+PUSH = PushStep("x", "p-1", {}, reached=0, total=8)
+
+
+@pytest.mark.parametrize(
+    ("orders", "touched", "begun"),
+    [
+        (ordered(), {}, ["r"]),
+        (ordered(), {"new_block_ids_to_zero": None, "kv_cache_block_copies": []}, ["r"]),
+        (ordered(), {"new_block_ids_to_zero": [2]}, []),
+        (ordered(), {"kv_cache_block_copies": ["2 to 9"]}, []),
+        (ordered(pushes=[PUSH]), {}, []),
+        (ordered(push_ends=[PushEnd("x", "p-1", 5.0)]), {}, []),
+        (StepOrders(), {}, []),
+    ],
+)
+def test_what_a_step_does_to_blocks_beforehand_comes_before_its_loads(
+    orders: StepOrders, touched: dict[str, Any], begun: list[str], worker: OnlyWorker
+) -> None:
+    from kvd.vllm.early import begin_ahead
+
+    assert begin_ahead(worker, scheduled(orders, **touched), 0.0) is bool(begun)  # type: ignore[arg-type]
+    assert worker.loading == begun
+
+
+def test_who_computed_nothing_and_has_nothing_new_may_wait(opened: Open, worker: OnlyWorker) -> None:
+    bench = opened()
+    bench.arrive("r", TOKENS, pulled())
+    for _ in range(3):
+        bench.step()
+    bench.arrive("beside", TOKENS[:10], None)
+    for _ in range(2):
+        bench.step()
+    assert worker.waits == [0.0, IDLE_WAIT, IDLE_WAIT, 0.0, 0.0]
+    assert worker.posting[:1] == [POSTING_WAIT]
+    assert worker.waited == 1, "a step that begins no load is waited in once"
+    worker.done = {"r"}
+    bench.run_out()
+
+
+# --- without a step in between ---
+
+
+def test_an_engine_without_other_work_uses_a_load_in_the_step_that_orders_it(
+    opened: Open, worker: OnlyWorker
+) -> None:
+    bench = opened()
+    bench.arrive("r", TOKENS, pulled())
+    worker.soon = {"r"}
+    computed, _ = bench.step()
+    assert worker.loading == ["r"]
+    assert 0 < computed["r"] <= LAST
+    bench.run_out()
+
+
+def test_that_step_also_does_what_the_one_that_is_left_out_had_to_do(
+    opened: Open, worker: OnlyWorker
+) -> None:
+    bench = opened()
+    bench.arrive("before", TOKENS[:10], None, max_tokens=1)
+    bench.step()
+    bench.settle()
+    bench.arrive("r", TOKENS, pulled())
+    worker.soon = {"r"}
+    output = bench.scheduler.schedule()
+    assert set(output.num_scheduled_tokens) == {"r"}
+    assert output.finished_req_ids == {"before"}, "the worker would keep its state for ever"
+
+
+def test_an_engine_whose_results_are_not_there_makes_a_step(opened: Open, worker: OnlyWorker) -> None:
+    """It may not be at an end with what it computed, and what is read of its blocks goes by its steps."""
+    from vllm.v1.request import RequestStatus
+
+    bench = opened()
+    bench.arrive("before", TOKENS[:10], None, max_tokens=1)
+    bench.scheduler.schedule()
+    bench.scheduler.finish_requests("before", RequestStatus.FINISHED_ABORTED)
+    bench.arrive("r", TOKENS, pulled())
+    worker.soon = {"r"}
+    assert bench.scheduler.schedule().num_scheduled_tokens == {}
+
+
+def test_one_that_computes_something_else_waits_for_no_load(opened: Open, worker: OnlyWorker) -> None:
+    bench = opened()
+    bench.arrive("beside", TOKENS[:10], None)
+    bench.step()
+    bench.arrive("r", TOKENS, pulled())
+    worker.soon = {"r"}
+    assert set(bench.step()[0]) == {"beside"}
+    assert worker.waited == 0
+    assert set(worker.posting) == {0.0}
+    worker.done, worker.soon = {"r"}, set()
+    bench.run_out()
+
+
+def test_what_others_wait_for_is_not_kept_waiting(opened: Open, worker: OnlyWorker) -> None:
+    """With data parallelism the engines take their steps together."""
+    bench = opened()
+    bench.config.parallel_config.data_parallel_size = 2
+    bench.arrive("r", TOKENS, pulled())
+    worker.soon = {"r"}
+    for _ in range(2):
+        assert bench.step()[0] == {}
+    assert worker.loading == ["r"]
+    assert (set(worker.waits), set(worker.posting), worker.waited) == ({0.0}, {0.0}, 0)
+    worker.done, worker.soon = {"r"}, set()
+    bench.run_out()
+
+
+@pytest.mark.parametrize(
+    ("orders", "more", "left_out"),
+    [
+        (StepOrders(), {}, True),
+        (StepOrders(freed=["p-1"]), {"finished_req_ids": {"d-1"}}, True),
+        (StepOrders(dropped=["d-1"]), {}, False),
+        (StepOrders(answered=[ClaimAnswer("d-1", 5.0)]), {}, False),
+        (StepOrders(), {"total_num_scheduled_tokens": 1}, False),
+        (StepOrders(), {"free_encoder_mm_hashes": ["a picture"]}, False),
+        (StepOrders(), {"new_block_ids_to_zero": [2]}, False),
+        (StepOrders(), {"preempted_req_ids": {"d-2"}}, False),
+        (ordered(), {}, False),
+        (StepOrders(pushes=[PUSH]), {}, False),
+        (StepOrders(push_ends=[PushEnd("x", "p-1", 5.0)]), {}, False),
+        (StepOrders(stage=[StageOrder("p-1", {}, 8)]), {}, False),
+        (StepOrders(sums=SumOrders(dropped=["p-1"])), {}, False),
+    ],
+)
+def test_a_step_that_has_more_to_do_is_not_left_out(
+    orders: StepOrders, more: dict[str, Any], *, left_out: bool
+) -> None:
+    from vllm.v1.core.sched.output import SchedulerOutput
+
+    from kvd.vllm.early import may_be_left_out
+    from kvd.vllm.metadata import StepMetadata
+
+    output = SchedulerOutput.make_empty()
+    for name, value in {"kv_connector_metadata": StepMetadata(orders), **more}.items():
+        setattr(output, name, value)
+    assert may_be_left_out(output) is left_out
 
 
 # --- whose scheduler it becomes ---

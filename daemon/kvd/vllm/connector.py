@@ -54,6 +54,7 @@ from kvd.vllm.stock import connector_settings
 from kvd.worker.orders import StepOutcomes
 from kvd.worker.push.prefiller import Pushing
 from kvd.worker.reporting import Results
+from kvd.worker.step_loads import IDLE_WAIT
 from kvd.worker.worker import WorkerHalf
 
 if TYPE_CHECKING:
@@ -66,14 +67,6 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 log = logger(__name__)
-
-IDLE_WAIT = 2e-3
-"""Seconds that a step which computes nothing gives a load to end.
-
-vLLM makes such steps one after the other while all of its requests wait for KV, and they would keep as many cores busy
-as there are workers, and one more. A new request may have to wait that long. A short load ends within it, its claim
-confirmed: with the next step its end would be known two milliseconds later.
-"""
 
 _COMPLETED = frozenset({RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED})
 
@@ -344,13 +337,10 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         if received or outcomes:
             self._half.loads_ended(set(received or ()), outcomes)
 
-    def complete_loads(self) -> KVConnectorOutput | None:
-        """What is complete on this engine's only worker, as a step would tell it (`kvd.vllm.early`)."""
-        worker = only_worker(self._engine.engine_id)
-        received, outcomes = worker.complete() if worker is not None else (None, None)
-        if not received or outcomes is None:
-            return None
-        return KVConnectorOutput(finished_recving=received, kv_connector_worker_meta=WorkerMetadata(outcomes))
+    @property
+    def only_worker(self) -> WorkerHalf | None:
+        """This engine's only worker, where it is in this process (`kvd.vllm.early`)."""
+        return only_worker(self._engine.engine_id)
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """A request of a model with one group ended."""

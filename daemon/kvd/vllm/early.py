@@ -1,26 +1,36 @@
-"""A load that is complete is used in the very next step, where vLLM schedules steps ahead of their results.
+"""A load begins as its step is scheduled and is used in the very next step, where vLLM schedules ahead of results.
 
 With asynchronous scheduling vLLM's scheduler hears of a step only after it has scheduled the next one. So it uses a
 load two steps after the step in which its worker reports it. Where the engine's only worker runs in the scheduler's own
-process, as vLLM has it with one GPU, the scheduler here asks that worker before each step.
+process, as vLLM has it with one GPU, the scheduler here asks that worker before each step. It also hands it a step's
+loads at once: with the step itself they come after its inputs are prepared.
+
+An engine without other work would make a step that computes nothing for the sake of those loads, which takes longer
+than most of them. The scheduler waits for a load that is due soon, and schedules the step that uses it instead.
 
 Only complete loads go this way. A miss is reported with its step, as vLLM's recovery expects it.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.outputs import KVConnectorOutput
 
 from kvd.shown import logger
+from kvd.vllm.metadata import StepMetadata, WorkerMetadata
+from kvd.worker.step_loads import IDLE_WAIT, POSTING_WAIT
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.request import Request
 
     from kvd.wire.identity import EngineFacts
+    from kvd.worker.orders import StepOutcomes
     from kvd.worker.worker import WorkerHalf
 
 log = logger(__name__)
@@ -28,20 +38,104 @@ log = logger(__name__)
 _TAKE = "_update_from_kv_xfer_finished"
 """vLLM's method that takes what workers report of transfers; not public, so it is looked for."""
 
+_CARRIED = frozenset({"finished_req_ids", "kv_connector_metadata"})
+"""What a step that computes nothing may have to tell the worker, and the one after it can in its place."""
+_SAID_OF_NOTHING = frozenset(
+    {"scheduled_cached_reqs", "num_common_prefix_blocks", "num_spec_tokens_to_schedule"}
+)
+"""What a step says of its requests though it has none. Whatever else it says, it is not left out."""
+
 _only_workers: weakref.WeakValueDictionary[str, WorkerHalf] = weakref.WeakValueDictionary()
 """The workers of this process that are all of their engines, by engine id."""
 
 
 class EarlyScheduler(AsyncScheduler):
-    """vLLM's asynchronous scheduler, told of complete loads before each step instead of after the next one."""
+    """vLLM's asynchronous scheduler, at one with the engine's only worker.
+
+    That begins loads as soon as they are ordered, and tells of complete ones before each step.
+    """
+
+    _idle = False
+    """Whether the last step computed nothing, and no request came since."""
+    _under_way = 0
+    """Steps of which it was not told what came of them."""
 
     def schedule(self, *arguments: Any, **named: Any) -> SchedulerOutput:
-        """Schedule a step, with the loads that are complete by now."""
-        complete = getattr(self.connector, "complete_loads", None)
-        told = complete() if complete is not None else None
-        if told is not None:
-            getattr(self, _TAKE)(told)
-        return super().schedule(*arguments, **named)
+        """Schedule a step, with the loads that are complete by now, or soon where there is nothing else to do."""
+        worker: WorkerHalf | None = getattr(self.connector, "only_worker", None)
+        if worker is None:
+            output = super().schedule(*arguments, **named)
+        else:
+            self._take(worker.complete(IDLE_WAIT if self._idle and self._alone else 0.0))
+            output = super().schedule(*arguments, **named)
+            idle = self._alone and not output.total_num_scheduled_tokens
+            begun = begin_ahead(worker, output, POSTING_WAIT if idle else 0.0)
+            # What was reported with a step that is under way waits as long as this does.
+            waits = begun and idle and not self._under_way and may_be_left_out(output)
+            if waits and self._take(worker.complete_soon()):
+                output = in_place_of(output, super().schedule(*arguments, **named))
+                begin_ahead(worker, output, 0.0)
+        self._idle = not output.total_num_scheduled_tokens
+        self._under_way += 1
+        return output
+
+    def update_from_output(self, *arguments: Any, **named: Any) -> Any:
+        """Take the results of a step."""
+        self._under_way -= 1
+        return super().update_from_output(*arguments, **named)
+
+    def add_request(self, request: Request) -> None:
+        """A request came."""
+        self._idle = False
+        super().add_request(request)
+
+    @property
+    def _alone(self) -> bool:
+        """Whether no other engine waits for this one: with data parallelism each waits for the others' steps."""
+        return bool(self.vllm_config.parallel_config.data_parallel_size == 1)
+
+    def _take(self, complete: tuple[set[str], StepOutcomes]) -> bool:
+        received, outcomes = complete
+        if received:
+            told = WorkerMetadata(outcomes)
+            getattr(self, _TAKE)(KVConnectorOutput(finished_recving=received, kv_connector_worker_meta=told))
+        return bool(received)
+
+
+def begin_ahead(worker: WorkerHalf, output: SchedulerOutput, wait: float) -> bool:
+    """Have a worker do what a step says of loads before the step begins; whether a load begins.
+
+    Not where the step does something to blocks beforehand. It may zero blocks or copy them, and notes what of pushed
+    requests is still in blocks that a load was given now.
+    """
+    metadata = output.kv_connector_metadata
+    touched = any(getattr(output, name, None) for name in ("new_block_ids_to_zero", "kv_cache_block_copies"))
+    if (
+        touched
+        or not isinstance(metadata, StepMetadata)
+        or metadata.orders.pushes
+        or metadata.orders.push_ends
+    ):
+        return False
+    return worker.begin_ahead(metadata.orders, wait)
+
+
+def may_be_left_out(output: SchedulerOutput) -> bool:
+    """Whether a step computes nothing, and whatever else it has to do the next one can (`in_place_of`)."""
+    metadata = output.kv_connector_metadata
+    if output.total_num_scheduled_tokens or not isinstance(metadata, StepMetadata):
+        return False
+    told = [field.name for field in dataclasses.fields(output) if getattr(output, field.name)]
+    return metadata.orders.may_wait and _CARRIED.union(_SAID_OF_NOTHING).issuperset(told)
+
+
+def in_place_of(left_out: SchedulerOutput, following: SchedulerOutput) -> SchedulerOutput:
+    """The ``following`` step, which from now on also does all that the one before had to do."""
+    following.finished_req_ids = left_out.finished_req_ids | following.finished_req_ids
+    before, after = left_out.kv_connector_metadata, following.kv_connector_metadata
+    if isinstance(before, StepMetadata) and isinstance(after, StepMetadata):
+        after.orders.take_over(before.orders)
+    return following
 
 
 def schedule_early(vllm_config: VllmConfig) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -139,7 +140,7 @@ class Load:
     stuck. A load that is part of something larger brings its ``pieces``, and ``then`` is told of its end.
     ``lost``: the peer has nothing to read any more. ``dropped`` says why nobody waits for it any more. With a ``fault``
     this worker's part of it is to miss. ``sums``: the prefiller has checksums of what it pushed; ``checksum`` is what
-    came of comparing them.
+    came of comparing them. ``under_way`` is set once all of a pull is posted, or it has ended.
     """
 
     order: LoadOrder
@@ -156,6 +157,7 @@ class Load:
     fault: Fault | None = None
     sums: bool = False
     checksum: ChecksumResult = field(default_factory=ChecksumResult)
+    under_way: threading.Event = field(default_factory=threading.Event)
 
     def drop(self, cause: Cause) -> None:
         """Nobody waits for it any more; the first cause counts."""
@@ -164,6 +166,7 @@ class Load:
     def end(self, cause: Cause | None) -> None:
         """It is over: a miss with a cause, else complete."""
         self.cause, self.times.ended = cause, time.monotonic()
+        self.under_way.set()
 
     def spoil(self, cause: Cause) -> None:
         """It has come and is not what it should be: a miss of which nothing may be used or claimed again."""

@@ -202,6 +202,21 @@ class StepOrders:
     sums: SumOrders = field(default_factory=SumOrders)
     idle: bool = False
 
+    @property
+    def may_wait(self) -> bool:
+        """Whether all of it can be done with the next step (`take_over`).
+
+        None of it is of what this step computes, or of what becomes of loads meanwhile.
+        """
+        loads = self.loads or self.answered or self.dropped or self.faults
+        sums = self.sums.due or self.sums.dropped
+        return not (loads or sums or self.pushes or self.push_ends or self.stage)
+
+    def take_over(self, earlier: StepOrders) -> None:
+        """Do what an earlier step was to do, whose orders `may_wait`."""
+        self.declined = earlier.declined + self.declined
+        self.freed = earlier.freed + self.freed
+
 
 @dataclass(slots=True)
 class StepOutcomes:

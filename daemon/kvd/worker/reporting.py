@@ -34,7 +34,8 @@ class Reporting:
         self.results = Results()
         self._outcomes = StepOutcomes()
         self._complete: list[Load] = []
-        self._asked_early = False
+        self.asked_early = False
+        """Whether somebody asks before each step."""
 
     def note(self, load: Load) -> None:
         """A load has ended."""
@@ -60,7 +61,7 @@ class Reporting:
 
     def tell(self, held: list[Load]) -> Results:
         """The step's results, with those ``held`` loads. Clears them."""
-        if not self._asked_early:
+        if not self.asked_early:
             held = [*held, *self.hold()]
         for load in held:
             self.results.received.add(load.order.request_id)
@@ -70,7 +71,7 @@ class Reporting:
 
     def tell_early(self) -> tuple[set[str], StepOutcomes]:
         """The complete loads that were not told, with their outcomes; from now on asked for before each step."""
-        self._asked_early = True
+        self.asked_early = True
         outcomes = StepOutcomes()
         if not self._complete:
             return set(), outcomes

@@ -13,7 +13,7 @@ from kvd.topology.descriptors import concatenate
 from kvd.topology.plan import plan_worker
 from kvd.topology.push import compile_chunk, plan_push
 from kvd.worker.orders import StageOrder, block_lists
-from kvd.worker.stream_event import StreamEvent
+from kvd.worker.streams.event import StreamEvent
 
 _LOOK_S = 50e-6
 

@@ -41,8 +41,8 @@ from kvd.worker.ends import LoadEnds
 from kvd.worker.errors import ConnectorError
 from kvd.worker.host.locality import locality
 from kvd.worker.host.read_cost import ReadCost
-from kvd.worker.load import Load, Standing, load_of
-from kvd.worker.orders import Fault, LoadOrder, StageOrder, StepOrders, StepOutcomes
+from kvd.worker.load import Load
+from kvd.worker.orders import Fault, StageOrder, StepOrders, StepOutcomes
 from kvd.worker.peer_threads import PeerThreads
 from kvd.worker.peers.followed import register
 from kvd.worker.peers.handshake import ask_for_peer, complete
@@ -55,8 +55,8 @@ from kvd.worker.reporting import Reporting, Results
 from kvd.worker.session import SessionProtocol
 from kvd.worker.settings import ConnectorSettings, home_kvd
 from kvd.worker.staging import stager
-from kvd.worker.stream_event import StreamEvent, no_event
-from kvd.worker.streams import PATIENCE, StreamGate
+from kvd.worker.step_loads import StepLoads
+from kvd.worker.streams.event import StreamEvent, no_event
 from kvd.worker.tally import TransferTally
 
 log = logger(__name__)
@@ -99,10 +99,6 @@ class WorkerHalf:
         self.tally = TransferTally()
         self._reader = AlikeReader()  # of all peers: replicas and next generations are like those before
         self._backend = backend
-        self._begun: dict[str, Load] = {}
-        self._record_event = record_event
-        self._reached: StreamEvent | None = None
-        self._gate = StreamGate(self._proceed, self._refuse_unannounced)
         self._reporting = Reporting()
         backend.register(geometry.regions)
         self._read_cost = ReadCost(serving_threads(backend) if settings.prefixes == "on" else frozenset())
@@ -116,6 +112,7 @@ class WorkerHalf:
             engine.engine_id, self.incarnation, settings.backend, geometry, lambda: self._session, self._checking,
             paths, self.tally,
         )  # fmt: skip
+        self._loads = StepLoads(geometry, record_event, self._ends, self._proceed, self._refuse_unannounced)
         self._context = WorkerContext(
             settings, self.topology, backend, lambda: self._session, self._ends, self._register
         )
@@ -142,7 +139,7 @@ class WorkerHalf:
 
     def bound(self, orders: StepOrders) -> None:
         """Before the step's forward is queued: loads must wait for what is queued already, and not for more."""
-        self._reached = self._record_event() if orders.loads else None
+        self._loads.bound(orders)
         self._read_cost.step(time.monotonic())
 
     def start(self, orders: StepOrders) -> None:
@@ -152,38 +149,19 @@ class WorkerHalf:
         self._staging = orders.stage
         if orders.idle:
             self._ends.write_down()
-        now = time.monotonic()
-        look_until = now + PATIENCE if orders.idle else 0.0
-        for order in orders.loads:
-            self._begin(order, now, look_until)
-        for answer in orders.answered:
-            if load := self._begun.get(answer.request_id):
-                self._ends.answered(load, answer)
-        for request_id in orders.dropped:
-            self._drop(request_id)
+        self._order_loads(orders)
         for request_id, fault in orders.faults:
             self._fail(request_id, fault)
         for transfer_id, prefill in orders.declined:
             self._decline(transfer_id, prefill)
 
-    def _begin(self, order: LoadOrder, now: float, look_until: float) -> None:
-        load = self._begun[order.request_id] = load_of(order, now)
-        if load.claim.standing is Standing.OPEN:
-            self._ends.begin(load)
-        if order.fault is not None and order.fault.concerns(self.geometry):
-            load.fault = order.fault
-        if order.refused:
-            self._refuse_unannounced(load, order.refused)
-        elif load.fault is not None and load.fault.when == "before":
-            self._refuse_unannounced(load, load.fault.cause)
-        elif order.seconds <= 0:
-            self._refuse_unannounced(
-                load, Cause("the lease on its blocks ran out before the load began", "LEASE_ENDED")
-            )
-        elif self._reached is not None and not self._gate.is_open(self._reached, look_until):
-            self._gate.put(load, self._reached)
-        else:
-            self._proceed(load)
+    def _order_loads(self, orders: StepOrders) -> None:
+        self._loads.begin(orders)
+        for answer in orders.answered:
+            if load := self._loads.begun.get(answer.request_id):
+                self._ends.answered(load, answer)
+        for request_id in orders.dropped:
+            self._drop(request_id)
 
     def _proceed(self, load: Load) -> None:
         remote = self.topology.find(load.order.prefill.engine_id)
@@ -203,28 +181,48 @@ class WorkerHalf:
         """What ended since this was last asked. Clears it.
 
         Where that is nothing and loads are under way, one of them is given ``wait`` seconds to end. Where `complete`
-        is asked, this tells of complete loads that were not asked for in time.
+        is asked, that waits, and this tells of complete loads that were not asked for in time.
         """
         held = self._reporting.hold()
-        self._note_ended(0.0 if held else wait)
+        self._note_ended(0.0 if held or self._reporting.asked_early else wait)
         results = self._reporting.tell(held)
         results.sent |= self._summing.unsummed(self.pushing.sent())
         return results
 
-    def complete(self) -> tuple[set[str], StepOutcomes]:
-        """The loads that are complete and were not reported. From now on this is asked before each step."""
-        self._note_ended(0.0)
-        return self._reporting.tell_early()
-
     def _note_ended(self, wait: float) -> None:
         for load in self._ended(wait):
-            self._begun.pop(load.order.request_id, None)
+            self._loads.begun.pop(load.order.request_id, None)
             self._reporting.note(load)
 
     def _ended(self, wait: float) -> Iterator[Load]:
-        if self._reporting.waits or not self._begun:
+        if self._reporting.waits or not self._loads.begun:
             return self._ends.take()
         return self._ends.take(wait)
+
+    # --- before a step, where its scheduler is at hand ---
+
+    def begin_ahead(self, orders: StepOrders, wait: float) -> bool:
+        """Do what a step that is scheduled says of loads; when it begins it says no more of them.
+
+        Whether loads begin. They are given ``wait`` seconds to be posted.
+        """
+        self._loads.bound(orders)
+        self._order_loads(orders)
+        loads, orders.loads, orders.answered, orders.dropped = orders.loads, [], [], []
+        self._loads.give_time(loads, wait)
+        return bool(loads)
+
+    def complete(self, wait: float = 0.0) -> tuple[set[str], StepOutcomes]:
+        """The loads that are complete and were not reported; ``wait`` as for `results`.
+
+        From now on this is asked before each step.
+        """
+        self._note_ended(wait)
+        return self._reporting.tell_early()
+
+    def complete_soon(self) -> tuple[set[str], StepOutcomes]:
+        """`complete`, but waits for a load that is due soon (`StepLoads.worth_waiting`)."""
+        return self.complete(self._loads.worth_waiting())
 
     def outcomes(self) -> StepOutcomes | None:
         """Causes for the scheduler's half, of what `results` reported, and what peers' reads cost. Clears them."""
@@ -241,7 +239,7 @@ class WorkerHalf:
                 hint="stop this engine and start it again",
             )
         self._reporting.results = self.results()
-        for load in list(self._begun.values()):
+        for load in list(self._loads.begun.values()):
             self._ends.refuse(load, SHUTTING_DOWN)
         results = self.results()
         results.sent |= self.pushing.abandon()
@@ -262,7 +260,7 @@ class WorkerHalf:
         self._summing.stop()
         self._checking.stop()
         until = time.monotonic() + CLOSE_SECONDS
-        self._gate.close(until)
+        self._loads.close(until)
         stuck = self._peers.join(until) + self.pushing.join(until)
         self._peers.close()
         self._ends.close(until)
@@ -282,14 +280,14 @@ class WorkerHalf:
 
     def _drop(self, request_id: str) -> None:
         """Nobody waits for this load any more."""
-        if load := self._begun.get(request_id):
+        if load := self._loads.begun.get(request_id):
             load.drop(REQUEST_OVER)
             self._ends.give_up(load)
             self._peers.drop(load)
 
     def _fail(self, request_id: str, fault: Fault) -> None:
         """This load under way is to miss, if it still is."""
-        load = self._begun.get(request_id)
+        load = self._loads.begun.get(request_id)
         if load is None or not fault.concerns(self.geometry):
             return
         if load.order.transfer_id and fault.when == "layers":

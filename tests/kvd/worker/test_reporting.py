@@ -82,11 +82,11 @@ def test_a_worker_tells_of_a_complete_load_before_the_next_step(rig: Rig) -> Non
     assert rig.decoder.results() == Results()
 
 
-def test_a_step_that_computes_nothing_waits_for_it_and_leaves_it(rig: Rig) -> None:
+def test_a_step_leaves_it_to_who_asks_before_steps_and_waits_there(rig: Rig) -> None:
     rig.decoder.complete()
     rig.start(order(prefill(((5, 6),)), (2, 9)))
     assert rig.decoder.results(30.0) == Results()
-    assert rig.decoder.complete()[0] == {"d-1"}
+    assert rig.decoder.complete(30.0)[0] == {"d-1"}
 
 
 def test_what_reads_cost_is_told_once_also_without_loads() -> None:

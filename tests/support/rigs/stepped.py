@@ -159,6 +159,11 @@ class SteppedScheduler:
             self.outputs = [one for client in answers.values() for one in client.outputs]
         return dict(output.num_scheduled_tokens), output.kv_connector_metadata
 
+    def settle(self) -> None:
+        """Take what came of all steps that are under way."""
+        while self._under_way:
+            self.scheduler.update_from_output(*self._under_way.popleft())
+
     @property
     def under_way(self) -> bool:
         """Whether a step computes something of which nobody has heard yet."""

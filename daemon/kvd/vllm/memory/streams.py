@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kvd.backends.cuda import driver as cuda_driver
-from kvd.worker.stream_event import StreamEvent, no_event
+from kvd.worker.streams.event import StreamEvent, no_event
 
 
 class _Recorded:

@@ -30,7 +30,7 @@ from kvd.wire.checksum import GetSums, Sums, SumsOf
 from kvd.wire.codes import RefusalCode
 from kvd.wire.reply import Refused, refusal
 from kvd.worker.orders import StepOrders, SumOrder, block_lists
-from kvd.worker.stream_event import StreamEvent
+from kvd.worker.streams.event import StreamEvent
 
 log = logger(__name__)
 

@@ -66,6 +66,7 @@ def post(load: Load, lane: Lane, traits: Traits) -> None:
                 load.times.preparing_seconds += max(0.0, transfer.posted - begun)
                 begun = time.monotonic()
     load.times.posted = time.monotonic()
+    load.under_way.set()
     for copies in load.pieces.copies:
         check_given(copies)
 

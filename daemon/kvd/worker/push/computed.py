@@ -20,8 +20,8 @@ from kvd.worker.orders import PushEnd, PushStep, block_lists, plain
 from kvd.worker.push.marks import completes, mark_numbers
 from kvd.worker.push.milestones import ALL_LAYERS, Computed, Milestone
 from kvd.worker.push.outgoing_transfer import OutgoingTransfer, Owed, Wake, add_reached
-from kvd.worker.stream_event import StreamEvent
-from kvd.worker.stream_watch import StreamWatch
+from kvd.worker.streams.event import StreamEvent
+from kvd.worker.streams.watch import StreamWatch
 
 MOST_TRANSFERS = 4096
 """Most transfers that are announced, and most that are remembered after their end."""

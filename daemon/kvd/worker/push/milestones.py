@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from kvd.topology.blocks import BlockList
 from kvd.worker.cause import Cause
-from kvd.worker.stream_event import StreamEvent
+from kvd.worker.streams.event import StreamEvent
 
 ALL_LAYERS = ""
 """Stands for all layers among the layers of milestones."""

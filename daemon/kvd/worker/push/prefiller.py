@@ -18,7 +18,7 @@ from kvd.worker.push.computed import Outgoing
 from kvd.worker.push.sender import Sender
 from kvd.worker.push.sent_blocks import received_blocks
 from kvd.worker.staging import Stager
-from kvd.worker.stream_event import StreamEvent
+from kvd.worker.streams.event import StreamEvent
 
 log = logger(__name__)
 

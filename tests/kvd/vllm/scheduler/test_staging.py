@@ -22,7 +22,7 @@ from kvd.topology.plan import plan_worker
 from kvd.vllm.memory.groups import GroupFacts
 from kvd.worker.orders import StageOrder, StepOrders, plain
 from kvd.worker.staging import Stager, stager
-from kvd.worker.stream_event import no_event
+from kvd.worker.streams.event import no_event
 from tests.kvd.topology.test_oracle import cases
 from tests.kvd.vllm.scheduler.test_pushes import BlockState, Output
 from tests.support import oracle

@@ -16,7 +16,7 @@ from kvd.worker.push.milestones import Computed
 from kvd.worker.push.outgoing_transfer import MILESTONES
 from kvd.worker.push.send_step import awaits_device
 from kvd.worker.push.target import PushTarget, nothing
-from kvd.worker.stream_event import StreamEvent
+from kvd.worker.streams.event import StreamEvent
 from tests.support.rigs.dense import ids
 from tests.support.rigs.send import step
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from kvd.shown import logger
 from kvd.worker.cause import SHUTTING_DOWN, Cause, from_error
 from kvd.worker.load import Load
-from kvd.worker.stream_event import StreamEvent
+from kvd.worker.streams.event import StreamEvent
 
 log = logger(__name__)
 

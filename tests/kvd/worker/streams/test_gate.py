@@ -8,39 +8,20 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from kvd.wire.push import PushAnnounce
-from kvd.worker import worker
+from kvd.worker import step_loads
 from kvd.worker.orders import LoadOrder, StepOrders
 from tests.support.no_threads import refuse_threads
 from tests.support.rigs.bench import eventually, order, prefill, ready
+from tests.support.rigs.device import Device
 from tests.support.rigs.pull import Rig
 from tests.support.rigs.push import PushRig, pushed
-
-
-class Device:
-    """A stream: marks are reached when the test says so."""
-
-    def __init__(self) -> None:
-        self.queued = self.done = self.asked = 0
-        self.broken = False
-
-    def mark(self) -> object:
-        self.queued += 1
-        at = self.queued
-
-        def reached() -> bool:
-            self.asked += 1
-            if self.broken:
-                raise RuntimeError("an illegal memory access was encountered")
-            return self.done >= at
-
-        return reached
 
 
 @pytest.fixture
 def device(rig: Rig) -> Device:
     """The decoder's."""
     device = Device()
-    rig.decoder._record_event = device.mark  # type: ignore[assignment]
+    rig.decoder._loads._record_event = device.mark  # type: ignore[assignment]
     return device
 
 
@@ -73,7 +54,7 @@ def test_what_the_step_queues_after_the_orders_are_bound_is_not_waited_for(rig: 
 def test_a_step_without_loads_makes_no_mark(rig: Rig, device: Device) -> None:
     step(rig)
     assert device.queued == 0
-    assert rig.decoder._gate._thread is None
+    assert rig.decoder._loads._gate._thread is None
 
 
 def test_where_the_system_starts_no_thread_a_load_that_must_wait_is_a_miss(
@@ -92,29 +73,29 @@ def test_where_the_system_starts_no_thread_a_load_that_must_wait_is_a_miss(
 def test_where_the_device_is_never_behind_there_is_no_gate(rig: Rig) -> None:
     step(rig, order(prefill(((5, 6),)), (2, 9)))
     assert rig.results().failed == set()
-    assert rig.decoder._gate._thread is None
+    assert rig.decoder._loads._gate._thread is None
 
 
 def test_an_idle_device_is_given_the_moment_that_it_takes_to_come_to_a_mark(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "PATIENCE", 10.0)
+    monkeypatch.setattr(step_loads, "PATIENCE", 10.0)
 
     def soon() -> Callable[[], bool]:
         looks = iter((False, False, True))
         return lambda: next(looks)
 
-    rig.decoder._record_event = soon
+    rig.decoder._loads._record_event = soon
     orders = StepOrders(loads=[order(prefill(((5, 6),)), (2, 9))], idle=True)
     rig.decoder.bound(orders)
     rig.decoder.start(orders)
     assert rig.results().failed == set()
-    assert rig.decoder._gate._thread is None
+    assert rig.decoder._loads._gate._thread is None
 
 
 def test_a_step_that_computes_does_not_wait_for_its_device(rig: Rig, device: Device) -> None:
     step(rig, order(prefill(((5, 6),)), (2, 9)))
-    assert rig.decoder._gate._thread is not None
+    assert rig.decoder._loads._gate._thread is not None
     device.done = 1
     assert rig.results().failed == set()
 
@@ -124,7 +105,7 @@ def test_a_load_whose_device_does_not_come_so_far_in_time_is_a_miss(rig: Rig) ->
     late = order(prefill(((5, 6),)), (2, 9))
     rig.decoder.bound(StepOrders(loads=[late]))
     rig.decoder.start(StepOrders(loads=[late]))
-    rig.decoder._begun["d-1"].deadline = time.monotonic()
+    rig.decoder._loads.begun["d-1"].deadline = time.monotonic()
     assert rig.results().failed == {"d-1"}
     assert "the device was busy" in rig.causes()["d-1"]
     assert rig.untouched(2, 9)
@@ -154,7 +135,7 @@ def pushing() -> Iterator[PushRig]:
 
 def test_a_push_is_announced_when_its_mark_is_reached(pushing: PushRig) -> None:
     device = Device()
-    pushing.decoder._record_event = device.mark  # type: ignore[assignment]
+    pushing.decoder._loads._record_event = device.mark  # type: ignore[assignment]
     orders = StepOrders(loads=[pushed((2, 9))])
     pushing.decoder.bound(orders)
     pushing.decoder.start(orders)
@@ -166,7 +147,7 @@ def test_a_push_is_announced_when_its_mark_is_reached(pushing: PushRig) -> None:
 
 def test_a_push_that_is_dropped_before_its_mark_is_reached_is_declined(pushing: PushRig) -> None:
     device = Device()
-    pushing.decoder._record_event = device.mark  # type: ignore[assignment]
+    pushing.decoder._loads._record_event = device.mark  # type: ignore[assignment]
     orders = StepOrders(loads=[pushed((2, 9))])
     pushing.decoder.bound(orders)
     pushing.decoder.start(orders)

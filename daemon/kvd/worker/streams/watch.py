@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 from kvd.shown import logger
 from kvd.worker.inbox_thread import InboxThread, Rounds
-from kvd.worker.stream_event import StreamEvent, wait_for
+from kvd.worker.streams.event import StreamEvent, wait_for
 
 log = logger(__name__)
 

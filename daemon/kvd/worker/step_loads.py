@@ -1,0 +1,106 @@
+"""The loads that steps order: they begin with their step, or ahead of it where the scheduler has the worker at hand.
+
+A step's loads come to the worker when vLLM has prepared the step's inputs, a millisecond or more after it was
+scheduled. By then they can be under way. All that earlier steps do on the device is queued when a step is scheduled,
+and what the step itself computes has no use for the blocks of a load. Where it zeroes or copies blocks beforehand its
+scheduler says so (`kvd.vllm.early`). What vLLM copies of states without saying so it reads from blocks that their
+requests still have.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from kvd.geometry.model import WorkerGeometry
+from kvd.worker.cause import Cause
+from kvd.worker.ends import LoadEnds
+from kvd.worker.load import Load, Standing, load_of
+from kvd.worker.orders import LoadOrder, StepOrders
+from kvd.worker.streams.event import StreamEvent
+from kvd.worker.streams.gate import PATIENCE, StreamGate
+
+IDLE_WAIT = 2e-3
+"""Seconds that a step which computes nothing gives a load to end.
+
+vLLM makes such steps one after the other while all of its requests wait for KV, and they would keep as many cores busy
+as there are workers, and one more. A new request may have to wait that long. A short load ends within it, its claim
+confirmed: with the next step its end would be known two milliseconds later.
+"""
+POSTING_WAIT = 1e-3
+"""Seconds that an idle engine gives its loads to be posted. Their thread needs Python's lock for that, and has it at
+once from a thread that waits; the bytes move while the engine goes on."""
+SOON = 5e-3
+"""Seconds within which a load is due that an engine without other work waits for, and makes no step meanwhile."""
+
+
+class StepLoads:
+    """Used on the thread of the steps."""
+
+    def __init__(
+        self,
+        geometry: WorkerGeometry,
+        record_event: Callable[[], StreamEvent | None],
+        ends: LoadEnds,
+        proceed: Callable[[Load], None],
+        refuse: Callable[[Load, Cause], None],
+    ) -> None:
+        """``proceed`` has a load whose device is ready, ``refuse`` one that must not begin; on any thread."""
+        self.begun: dict[str, Load] = {}
+        """By request: those that were not reported."""
+        self._geometry = geometry
+        self._record_event = record_event
+        self._ends = ends
+        self._proceed = proceed
+        self._refuse = refuse
+        self._reached: StreamEvent | None = None
+        self._gate = StreamGate(proceed, refuse)
+
+    def bound(self, orders: StepOrders) -> None:
+        """Loads must wait for what is queued on the device by now, and not for more."""
+        self._reached = self._record_event() if orders.loads else None
+
+    def begin(self, orders: StepOrders) -> None:
+        """Begin the loads of a step."""
+        now = time.monotonic()
+        look_until = now + PATIENCE if orders.idle else 0.0
+        for order in orders.loads:
+            self._begin(order, now, look_until)
+
+    def give_time(self, orders: Sequence[LoadOrder], wait: float) -> None:
+        """Give pulls that have begun ``wait`` seconds to be posted."""
+        until = time.monotonic() + wait
+        for order in orders if wait else ():
+            load = self.begun.get(order.request_id)
+            if load is not None and not order.transfer_id:
+                load.under_way.wait(max(0.0, until - time.monotonic()))
+
+    def worth_waiting(self) -> float:
+        """Seconds in which a load that is posted should end, with its claim answered; 0 where that is not soon."""
+        dues = [load.pieces.due for load in self.begun.values() if load.under_way.is_set()]
+        if not dues:
+            return 0.0
+        # It is in the past where a lane cannot tell when a load is due.
+        left = max(0.0, min(dues) - time.monotonic())
+        return left + IDLE_WAIT if left <= SOON else 0.0
+
+    def close(self, until: float) -> None:
+        """Refuse what waits for the device, to time.monotonic() ``until``."""
+        self._gate.close(until)
+
+    def _begin(self, order: LoadOrder, now: float, look_until: float) -> None:
+        load = self.begun[order.request_id] = load_of(order, now)
+        if load.claim.standing is Standing.OPEN:
+            self._ends.begin(load)
+        if order.fault is not None and order.fault.concerns(self._geometry):
+            load.fault = order.fault
+        if order.refused:
+            self._refuse(load, order.refused)
+        elif load.fault is not None and load.fault.when == "before":
+            self._refuse(load, load.fault.cause)
+        elif order.seconds <= 0:
+            self._refuse(load, Cause("the lease on its blocks ran out before the load began", "LEASE_ENDED"))
+        elif self._reached is not None and not self._gate.is_open(self._reached, look_until):
+            self._gate.put(load, self._reached)
+        else:
+            self._proceed(load)

@@ -1,0 +1,145 @@
+"""Loads that begin ahead of the step that orders them, where its scheduler has the worker at hand."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from kvd.worker.cause import Cause
+from kvd.worker.orders import ClaimAnswer, LoadOrder, StepOrders
+from kvd.worker.step_loads import IDLE_WAIT
+from tests.support.rigs.bench import eventually, order, prefill, ready
+from tests.support.rigs.device import Device
+from tests.support.rigs.pull import Rig
+from tests.support.rigs.push import PushRig, pushed
+
+FOREVER = 600.0
+
+
+def pulled(request_id: str = "d-1") -> LoadOrder:
+    return order(prefill(((5, 6),)), (2, 9), request_id=request_id)
+
+
+def test_a_load_begins_before_its_step_does(rig: Rig) -> None:
+    assert rig.decoder.begin_ahead(StepOrders(loads=[pulled()]), 0.0)
+    assert rig.results().received == {"d-1"}
+    assert rig.same((2, 9), (5, 6))
+
+
+def test_its_step_does_not_begin_it_again(rig: Rig) -> None:
+    orders = StepOrders(loads=[pulled()], freed=["p-1"])
+    assert rig.decoder.begin_ahead(orders, 0.0)
+    begun = rig.decoder._loads.begun["d-1"]
+    rig.decoder.bound(orders)
+    rig.decoder.start(orders)
+    assert rig.decoder._loads.begun["d-1"] is begun
+    step = rig.decoder.results()
+    assert step.sent == {"p-1"}, "all else is the step's"
+
+
+def test_it_waits_for_what_earlier_steps_have_queued_and_not_for_its_own(rig: Rig) -> None:
+    device = Device()
+    rig.decoder._loads._record_event = device.mark  # type: ignore[assignment]
+    orders = StepOrders(loads=[pulled()])
+    assert rig.decoder.begin_ahead(orders, 0.0)
+    eventually(lambda: device.asked > 3)
+    assert rig.untouched(2, 9)
+    device.mark()  # what the step itself queues
+    rig.decoder.bound(orders)
+    rig.decoder.start(orders)
+    device.done = 1
+    assert rig.results().failed == set()
+    assert rig.same((2, 9), (5, 6))
+
+
+def test_an_engine_that_has_time_waits_until_it_is_posted(rig: Rig) -> None:
+    rig.decoder.begin_ahead(StepOrders(loads=[pulled()]), FOREVER)
+    assert rig.decoder._loads.begun["d-1"].times.posted
+
+
+def test_no_engine_waits_for_a_load_that_has_ended(rig: Rig) -> None:
+    refused = order(prefill(((5, 6),)), (2, 9), refused="no")
+    assert rig.decoder.begin_ahead(StepOrders(loads=[refused]), FOREVER)
+    assert rig.results().failed == {"d-1"}
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.001])
+def test_an_engine_waits_no_longer_than_it_may(seconds: float, rig: Rig) -> None:
+    release, reached = rig.gates.stop("submit")
+    rig.decoder.begin_ahead(StepOrders(loads=[pulled()]), seconds)
+    assert not rig.decoder._loads.begun["d-1"].times.posted
+    assert reached.wait(FOREVER)
+    release.set()
+    assert rig.results().failed == set()
+
+
+def test_a_push_is_announced_and_not_waited_for() -> None:
+    pushing = PushRig()
+    pushing.decoder.begin_ahead(StepOrders(loads=[pushed((2, 9))]), FOREVER)
+    pushing.announced()
+    pushing.close()
+
+
+def test_what_else_a_step_says_of_loads_is_done_ahead_too() -> None:
+    """Who waits for a load must not use it against a word of its scheduler that lies there."""
+    rig = Rig()
+    rig.script.push(ready(rig.card))
+    rig.decoder.begin_ahead(StepOrders(loads=[replace(pulled(), unanswered=True)]), FOREVER)
+    refusal = ClaimAnswer("d-1", 0.0, Cause("the lease has ended", "LEASE_ENDED"))
+    orders = StepOrders(answered=[refusal], freed=["p-1"])
+    assert not rig.decoder.begin_ahead(orders, 0.0)
+    assert orders == StepOrders(freed=["p-1"])
+    assert rig.decoder.complete(FOREVER)[0] == set()
+    assert rig.decoder.results().failed == {"d-1"}
+    rig.close()
+
+
+def test_who_asks_early_waits_in_the_place_of_the_step() -> None:
+    rig = Rig()
+    assert rig.decoder.complete(FOREVER)[0] == set(), "nothing is under way"
+    rig.start(pulled())
+    began = time.monotonic()
+    assert not rig.decoder.results(FOREVER).received
+    assert time.monotonic() - began < FOREVER / 2
+    rig.script.push(ready(rig.card))
+    (asked,) = rig.script.calls
+    asked.answer(ready(rig.card))
+    assert rig.decoder.complete(FOREVER)[0] == {"d-1"}
+    rig.close()
+
+
+@pytest.mark.parametrize(
+    ("due_in", "expected"),
+    [(None, 0.0), (0.003, 0.005), (-1.0, IDLE_WAIT), (0.1, 0.0)],
+    ids=["not posted", "due soon", "overdue", "due later"],
+)
+def test_an_engine_waits_for_what_is_due_soon(due_in: float | None, expected: float, rig: Rig) -> None:
+    release, reached = rig.gates.stop("poll")
+    rig.start(pulled())
+    assert reached.wait(FOREVER)
+    load = rig.decoder._loads.begun["d-1"]
+    (transfer,) = load.pieces.transfers
+    if due_in is None:
+        load.under_way.clear()
+    else:
+        transfer.due = time.monotonic() + due_in
+    assert rig.decoder._loads.worth_waiting() == pytest.approx(expected, abs=0.0005)
+    release.set()
+    rig.results()
+
+
+def test_an_engine_waits_a_moment_for_what_nobody_can_tell_when_it_is_due(rig: Rig) -> None:
+    rig.decoder.complete()
+    rig.decoder.begin_ahead(StepOrders(loads=[pulled()]), FOREVER)
+    eventually(rig.decoder._loads.begun["d-1"].under_way.is_set)
+    assert rig.decoder._loads.worth_waiting() == IDLE_WAIT
+
+
+def test_orders_that_wait_are_done_by_the_next_step_before_its_own() -> None:
+    earlier = StepOrders(freed=["p-1"], declined=[("x", prefill(((5,),)))])
+    assert earlier.may_wait
+    later = StepOrders(loads=[pulled()], freed=["p-2"])
+    later.take_over(earlier)
+    assert (later.freed, len(later.declined), len(later.loads)) == (["p-1", "p-2"], 1, 1)
