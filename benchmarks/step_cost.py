@@ -11,7 +11,8 @@ process of its own, with a real kvd.
 request of the same engine decodes meanwhile.
 
 The first token's window begins as vLLM begins to schedule the step that needs the KV, and ends as its token is there:
-that step, the launch of the one after it, and the results of one or two. What other threads of the process take of the
+that step, the launch of the one after it, and the results of one or two. Without `--busy` it has the load as well,
+which is waited for there. What other threads of the process take of the
 processor in it counts for itself, since each of them holds Python's lock meanwhile. Times are in microseconds.
 """
 # ruff: noqa: INP001 - a folder of scripts
@@ -196,7 +197,9 @@ def served(
             seen.parts[f"{kind}: {part}"] += values
         if said(answers, name):
             token = time.perf_counter()
-    seen.wrong = made.wrong_blocks(name, *params.get("remote_block_ids", [[]]))
+    if "instant" not in params:
+        (theirs,) = params["remote_block_ids"]
+        seen.wrong = made.wrong_blocks(name, theirs)
     seen.left = made.left - left
     seen.whole = token - arrived
     seen.window, seen.own, seen.others = token - began, time.thread_time() - own, since(before)

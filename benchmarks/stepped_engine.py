@@ -81,7 +81,9 @@ class SteppedEngine:
             with self.around("schedule"):
                 output = self.scheduler.schedule()
             self._under_way.append((output, self._execute(output)))
-            if output.num_scheduled_tokens and len(self._under_way) < AHEAD:
+            if len(self._under_way) < AHEAD and (
+                output.num_scheduled_tokens or self.scheduler.has_requests()
+            ):
                 return []
         if not self._under_way:
             return []

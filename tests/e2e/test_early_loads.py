@@ -5,6 +5,7 @@ vLLM's own scheduler, stepped by hand; nothing computes, and kvd is one that say
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -217,16 +218,19 @@ PUSH = PushStep("x", "p-1", {}, reached=0, total=8)
         (ordered(), {"kv_cache_block_copies": ["2 to 9"]}, []),
         (ordered(pushes=[PUSH]), {}, []),
         (ordered(push_ends=[PushEnd("x", "p-1", 5.0)]), {}, []),
+        (ordered(answered=[ClaimAnswer("r", 5.0)], dropped=["d-1"]), {"new_block_ids_to_zero": [2]}, []),
         (StepOrders(), {}, []),
     ],
 )
 def test_what_a_step_does_to_blocks_beforehand_comes_before_its_loads(
     orders: StepOrders, touched: dict[str, Any], begun: list[str], worker: OnlyWorker
 ) -> None:
-    from kvd.vllm.early import begin_ahead
+    from kvd.vllm.early import begin_if_untouched
 
-    assert begin_ahead(worker, scheduled(orders, **touched), 0.0) is bool(begun)  # type: ignore[arg-type]
+    before = copy.deepcopy(orders)
+    assert begin_if_untouched(worker, scheduled(orders, **touched), 0.0) is bool(begun)  # type: ignore[arg-type]
     assert worker.loading == begun
+    assert begun or orders == before, "the step does it"
 
 
 def test_who_computed_nothing_and_has_nothing_new_may_wait(opened: Open, worker: OnlyWorker) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.daemons import ROOT
 
-pytestmark = [pytest.mark.e2e]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 ROUNDS = 3
 

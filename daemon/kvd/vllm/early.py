@@ -66,15 +66,13 @@ class EarlyScheduler(AsyncScheduler):
         if worker is None:
             output = super().schedule(*arguments, **named)
         else:
-            self._take(worker.complete(IDLE_WAIT if self._idle and self._alone else 0.0))
+            self._take(worker.complete(IDLE_WAIT if self._idle and not self._lockstep else 0.0))
             output = super().schedule(*arguments, **named)
-            idle = self._alone and not output.total_num_scheduled_tokens
-            begun = begin_ahead(worker, output, POSTING_WAIT if idle else 0.0)
-            # What was reported with a step that is under way waits as long as this does.
-            waits = begun and idle and not self._under_way and may_be_left_out(output)
-            if waits and self._take(worker.complete_soon()):
+            idle = not output.total_num_scheduled_tokens and not self._lockstep
+            begun = begin_if_untouched(worker, output, POSTING_WAIT if idle else 0.0)
+            if begun and idle and self._used_soon(worker, output):
                 output = in_place_of(output, super().schedule(*arguments, **named))
-                begin_ahead(worker, output, 0.0)
+                begin_if_untouched(worker, output, 0.0)
         self._idle = not output.total_num_scheduled_tokens
         self._under_way += 1
         return output
@@ -90,9 +88,16 @@ class EarlyScheduler(AsyncScheduler):
         super().add_request(request)
 
     @property
-    def _alone(self) -> bool:
-        """Whether no other engine waits for this one: with data parallelism each waits for the others' steps."""
-        return bool(self.vllm_config.parallel_config.data_parallel_size == 1)
+    def _lockstep(self) -> bool:
+        """Whether other engines wait for each step of this one, as with data parallelism."""
+        return bool(self.vllm_config.parallel_config.data_parallel_size > 1)
+
+    def _used_soon(self, worker: WorkerHalf, output: SchedulerOutput) -> bool:
+        """Whether a load is complete before an empty step would be over, and the step can be left out."""
+        # What was reported with a step that is under way would wait as long.
+        if self._under_way or not may_be_left_out(output):
+            return False
+        return self._take(worker.complete_soon())
 
     def _take(self, complete: tuple[set[str], StepOutcomes]) -> bool:
         received, outcomes = complete
@@ -102,7 +107,7 @@ class EarlyScheduler(AsyncScheduler):
         return bool(received)
 
 
-def begin_ahead(worker: WorkerHalf, output: SchedulerOutput, wait: float) -> bool:
+def begin_if_untouched(worker: WorkerHalf, output: SchedulerOutput, wait: float) -> bool:
     """Have a worker do what a step says of loads before the step begins; whether a load begins.
 
     Not where the step does something to blocks beforehand. It may zero blocks or copy them, and notes what of pushed

@@ -140,7 +140,7 @@ class Load:
     stuck. A load that is part of something larger brings its ``pieces``, and ``then`` is told of its end.
     ``lost``: the peer has nothing to read any more. ``dropped`` says why nobody waits for it any more. With a ``fault``
     this worker's part of it is to miss. ``sums``: the prefiller has checksums of what it pushed; ``checksum`` is what
-    came of comparing them. ``under_way`` is set once all of a pull is posted, or it has ended.
+    came of comparing them. ``under_way`` is set once all of a pull is posted, else at its end.
     """
 
     order: LoadOrder

@@ -77,12 +77,11 @@ class StepLoads:
 
     def worth_waiting(self) -> float:
         """Seconds in which a load that is posted should end, with its claim answered; 0 where that is not soon."""
-        dues = [load.pieces.due for load in self.begun.values() if load.under_way.is_set()]
-        if not dues:
-            return 0.0
-        # It is in the past where a lane cannot tell when a load is due.
-        left = max(0.0, min(dues) - time.monotonic())
-        return left + IDLE_WAIT if left <= SOON else 0.0
+        now = time.monotonic()
+        dues = [load.pieces.due or now for load in self.begun.values() if load.under_way.is_set()]
+        # For one that is late already nobody waits again.
+        left = min((due - now for due in dues if due > now - IDLE_WAIT), default=SOON + 1)
+        return max(0.0, left) + IDLE_WAIT if left <= SOON else 0.0
 
     def close(self, until: float) -> None:
         """Refuse what waits for the device, to time.monotonic() ``until``."""
