@@ -199,6 +199,10 @@ class WorkerHalf:
             return self._ends.take()
         return self._ends.take(wait)
 
+    def outcomes(self) -> StepOutcomes | None:
+        """Causes for the scheduler's half, of what `results` reported, and what peers' reads cost. Clears them."""
+        return self._reporting.outcomes(self._read_cost.look(time.monotonic())) or None
+
     # --- before a step, where its scheduler is at hand ---
 
     def begin_ahead(self, orders: StepOrders, wait: float) -> bool:
@@ -224,9 +228,7 @@ class WorkerHalf:
         """`complete`, but waits for a load that is due soon (`StepLoads.worth_waiting`)."""
         return self.complete(self._loads.worth_waiting())
 
-    def outcomes(self) -> StepOutcomes | None:
-        """Causes for the scheduler's half, of what `results` reported, and what peers' reads cost. Clears them."""
-        return self._reporting.outcomes(self._read_cost.look(time.monotonic())) or None
+    # --- the end ---
 
     def retire(self) -> tuple[Results, StepOutcomes]:
         """Close because the memory goes; gives what is yet to be reported, for the `inherit` of whoever is next.

@@ -25,7 +25,7 @@ def device(rig: Rig) -> Device:
     return device
 
 
-def step(rig: Rig, *orders: LoadOrder) -> None:
+def step(rig: Rig | PushRig, *orders: LoadOrder) -> None:
     """As the connector is called: orders are bound before the forward, loads are started after it."""
     step = StepOrders(loads=list(orders))
     rig.decoder.bound(step)
@@ -136,9 +136,7 @@ def pushing() -> Iterator[PushRig]:
 def test_a_push_is_announced_when_its_mark_is_reached(pushing: PushRig) -> None:
     device = Device()
     pushing.decoder._loads._record_event = device.mark  # type: ignore[assignment]
-    orders = StepOrders(loads=[pushed((2, 9))])
-    pushing.decoder.bound(orders)
-    pushing.decoder.start(orders)
+    step(pushing, pushed((2, 9)))
     eventually(lambda: device.asked > 3)
     assert pushing.script.told(PushAnnounce) == []
     device.done = 1
@@ -148,9 +146,7 @@ def test_a_push_is_announced_when_its_mark_is_reached(pushing: PushRig) -> None:
 def test_a_push_that_is_dropped_before_its_mark_is_reached_is_declined(pushing: PushRig) -> None:
     device = Device()
     pushing.decoder._loads._record_event = device.mark  # type: ignore[assignment]
-    orders = StepOrders(loads=[pushed((2, 9))])
-    pushing.decoder.bound(orders)
-    pushing.decoder.start(orders)
+    step(pushing, pushed((2, 9)))
     pushing.decoder.start(StepOrders(dropped=["d-1"]))
     assert pushing.results().failed == {"d-1"}
     assert pushing.script.told(PushAnnounce) == []
