@@ -23,7 +23,7 @@ from kvd.worker.orders import (
     StepOutcomes,
     SumOrders,
 )
-from kvd.worker.step_loads import IDLE_WAIT, POSTING_WAIT
+from kvd.worker.step_loads import IDLE_WAIT, NEAR, POSTING_WAIT
 from tests.e2e.test_unloaded_claims import BLOCK, PROMPT, TOKENS, pulled
 from tests.support.rigs.bench import facts, order, prefill
 from tests.support.rigs.stepped import OURS, PREFILLER, SteppedScheduler, WillingKvd
@@ -65,7 +65,9 @@ class OnlyWorker:
         done, self.done = self.done, set()
         return done, StepOutcomes(loads=dict.fromkeys(done), quiesced=dict.fromkeys(done, 1.0))
 
-    def complete_soon(self) -> tuple[set[str], StepOutcomes]:
+    def complete_soon(self, *, idle: bool) -> tuple[set[str], StepOutcomes]:
+        if not idle:
+            return self.complete(NEAR)
         self.waited += 1
         done, self.soon = self.soon, set()
         return done, StepOutcomes(loads=dict.fromkeys(done), quiesced=dict.fromkeys(done, 1.0))
@@ -241,7 +243,9 @@ def test_who_computed_nothing_and_has_nothing_new_may_wait(opened: Open, worker:
     bench.arrive("beside", TOKENS[:10], None)
     for _ in range(2):
         bench.step()
-    assert worker.waits == [0.0, IDLE_WAIT, IDLE_WAIT, 0.0, 0.0]
+    assert worker.waits == [NEAR, IDLE_WAIT, IDLE_WAIT, NEAR, NEAR], (
+        "others put a step off for a moment at most"
+    )
     assert worker.posting[:1] == [POSTING_WAIT]
     assert worker.waited == 1, "a step that begins no load is waited in once"
     worker.done = {"r"}
@@ -290,7 +294,9 @@ def test_an_engine_whose_results_are_not_there_makes_a_step(opened: Open, worker
     assert bench.scheduler.schedule().num_scheduled_tokens == {}
 
 
-def test_one_that_computes_something_else_waits_for_no_load(opened: Open, worker: OnlyWorker) -> None:
+def test_one_that_computes_something_else_waits_for_none_that_is_due_soon(
+    opened: Open, worker: OnlyWorker
+) -> None:
     bench = opened()
     bench.arrive("beside", TOKENS[:10], None)
     bench.step()

@@ -1,4 +1,4 @@
-"""The connection of a session: ZMTP over kvd's Unix socket, read and written by the session's own thread.
+"""The connection of a session: ZMTP over kvd's Unix socket, read by the session's own thread.
 
 libzmq has a thread of its own for this, so each message would wake two threads on its way out and two on its way in.
 Some of libzmq's errors end the process, which here is vLLM's.
@@ -35,10 +35,11 @@ MOST_UNSENT = 4096
 
 
 class LocalLine:
-    """One connection to kvd after another, for one thread. Nothing waits but `wait`.
+    """One connection to kvd after another, for one thread at a time. Nothing waits but `wait`.
 
-    Nothing is kept for a kvd that is away. ``changed`` is called with True when messages may be sent, and with False
-    when the connection that was so is lost.
+    While one thread is in `wait` another may `send`. What the kernel does not take of that is sent once the first waits
+    anew. Nothing is kept for a kvd that is away. ``changed`` is called with True when messages may be sent, and with
+    False when the connection that was so is lost.
     """
 
     def __init__(self, address: str, wakes: Sequence[int], changed: Callable[[bool], None]) -> None:
@@ -54,7 +55,7 @@ class LocalLine:
         self._socket: socket.socket | None = None
         self._zmtp = _connection()
         self._events: Iterator[ZmtpEvent] | None = None  # of bytes that are here and not taken apart yet
-        self._readable = False
+        self._readable = self._writable = False
         self._outbox: deque[bytes | memoryview] = deque()
         self._due = 0.0  # the next connection, or the end of this one's handshake
 
@@ -68,9 +69,12 @@ class LocalLine:
                 woken = True
                 continue
             self._readable = self._readable or bool(mask & ~select.POLLOUT)
-            if mask & select.POLLOUT:
-                self._flush()
+            self._writable = self._writable or bool(mask & select.POLLOUT)
         return woken
+
+    def is_free(self) -> bool:
+        """Whether a message that is sent now goes to the kernel at once."""
+        return self.ready and not self._outbox
 
     def received(self) -> Iterator[bytes]:
         """The messages that are here. Who stops taking them is given the rest the next time.
@@ -104,12 +108,27 @@ class LocalLine:
             self._put(buffer)
         return True
 
+    def flush(self) -> None:
+        """Send what kvd had no room for, if `wait` saw that there is room."""
+        if self._socket is None or not self._writable:
+            return
+        self._writable = False
+        while self._outbox:
+            first = self._outbox[0]
+            sent = _write(self._socket, first)
+            if sent < len(first):
+                self._outbox[0] = memoryview(first)[sent:]
+                return
+            self._outbox.popleft()
+        self._poll.modify(self._socket, select.POLLIN)
+
     def close(self) -> None:
         """Close the connection. What kvd has not been sent yet is dropped."""
         if self._socket is not None:
             self._poll.unregister(self._socket)
             self._socket.close()
         self._socket, self._events, self._readable, self.ready = None, None, False, False
+        self._writable = False
         self._outbox.clear()
 
     def _keep_trying(self) -> int:
@@ -172,18 +191,6 @@ class LocalLine:
         if sent < len(buffer):
             self._outbox.append(memoryview(buffer)[sent:])
             self._poll.modify(self._socket, select.POLLIN | select.POLLOUT)
-
-    def _flush(self) -> None:
-        if self._socket is None:
-            return
-        while self._outbox:
-            first = self._outbox[0]
-            sent = _write(self._socket, first)
-            if sent < len(first):
-                self._outbox[0] = memoryview(first)[sent:]
-                return
-            self._outbox.popleft()
-        self._poll.modify(self._socket, select.POLLIN)
 
 
 def _write(connected: socket.socket, buffer: bytes | memoryview) -> int:

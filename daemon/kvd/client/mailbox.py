@@ -98,8 +98,14 @@ class Mailbox:
             if pending.due > time.monotonic():
                 self.alarm.by(pending.due)
             else:
-                os.eventfd_write(self.wake, 1)
+                self.rouse()
             return True
+
+    def rouse(self) -> None:
+        """Have the thread take a turn."""
+        with self._open:
+            if self.wake >= 0:
+                os.eventfd_write(self.wake, 1)
 
     def woken(self) -> None:
         """On the thread: forget what woke it, before it looks into the inbox."""
@@ -112,7 +118,7 @@ class Mailbox:
         with self._open:
             if not self.closing:
                 self.closing = True
-                os.eventfd_write(self.wake, 1)
+                self.rouse()
 
     def ended(self) -> None:
         """The thread is no more: close what woke it. Idempotent."""

@@ -57,6 +57,7 @@ class KvdSession:
             alarm=Alarm(),
         )
         self._pid = os.getpid()
+        self._side = SessionThread(self._mailbox)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -85,7 +86,10 @@ class KvdSession:
         A call that is still wanted when the connection comes back is sent again: every request of the wire may be
         repeated. Where too many wait already the future holds a `ClientError` at once.
         """
-        return self._put(Pending(message, Future(), time.monotonic() + timeout, timeout))
+        pending = Pending(message, Future(), time.monotonic() + timeout, timeout)
+        if self._pid == os.getpid() and self._side.send_now(pending):
+            return pending.future
+        return self._put(pending)
 
     def deliver(
         self, key: str, message: Fresh, keep_seconds: float = 600.0, *, after: float = 0.0
@@ -125,7 +129,7 @@ class KvdSession:
         return pending.future
 
     def _run(self) -> None:
-        thread = SessionThread(self._mailbox)
+        thread = self._side
         try:
             while not self._mailbox.closing:
                 try:

@@ -1,7 +1,12 @@
-"""The thread's side of a session: the socket, the clocks, and all that waits for an answer."""
+"""The thread's side of a session: the socket, the clocks, and all that waits for an answer.
+
+A call goes out on its caller's thread where nothing is before it. Else the caller, who may be vLLM's scheduler, would
+wake this thread and go on, and the message would wait until this thread has Python's lock.
+"""
 
 from __future__ import annotations
 
+import threading
 import time
 from concurrent.futures import Future
 from dataclasses import replace
@@ -40,10 +45,15 @@ not know us, or has been silent for too long.
 
 
 class SessionThread:
-    """What belongs to the session's thread alone: the socket, the clocks, and all that waits for an answer."""
+    """The socket, the clocks, and all that waits for an answer.
+
+    ``_turn`` is held by the thread but for its waits, and by a caller while it sends.
+    """
 
     def __init__(self, mailbox: Mailbox) -> None:
         self.mailbox = mailbox
+        self._turn = threading.Lock()
+        self._leaving = False
         self.line = LocalLine(
             mailbox.address, (mailbox.wake, mailbox.alarm.fileno()), self._connection_changed
         )
@@ -62,10 +72,32 @@ class SessionThread:
 
     def turn(self) -> None:
         """Wait for whatever comes first, then do all that is due."""
-        self._wait(self._pause_ms())
-        self._receive()
-        self._take_inbox()
-        self._keep_time(time.monotonic())
+        with self._turn:
+            pause = self._pause_ms()
+        self._wait(pause)
+        with self._turn:
+            self.line.flush()
+            self._receive()
+            self._take_inbox()
+            self._keep_time(time.monotonic())
+
+    def send_now(self, pending: Pending) -> bool:
+        """On any thread: send a call that nothing is before. False where it has to be posted instead; never waits."""
+        if not self._turn.acquire(blocking=False):
+            return False
+        try:
+            registered = self.registration == "registered" and not self._leaving
+            if not registered or self.mailbox.inbox or not self.line.is_free() or len(self.waiting) >= QUEUE:
+                return False
+            correlation = self._next_id()
+            self.waiting[correlation] = pending
+            self._send_pending(correlation, pending, time.monotonic())
+            self.mailbox.alarm.by(pending.gives_up)
+            if not self.line.is_free():
+                self.mailbox.rouse()
+            return True
+        finally:
+            self._turn.release()
 
     def _wait(self, milliseconds: int) -> None:
         if self.line.wait(milliseconds):
@@ -298,6 +330,8 @@ class SessionThread:
 
     def goodbye(self) -> None:
         """Send what was accepted before the close, unregister, and wait a bounded time for the answers."""
+        with self._turn:
+            self._leaving = True
         self._take_inbox()
         if self.registration == "registered":
             for pending in self.waiting.values():
@@ -310,6 +344,7 @@ class SessionThread:
             deadline = time.monotonic() + GOODBYE_SECONDS
             while self.waiting and (left := deadline - time.monotonic()) > 0:
                 self._wait(max(1, int(left * 1000)))
+                self.line.flush()
                 self._receive()
 
     def close(self) -> None:

@@ -6,7 +6,8 @@ process, as vLLM has it with one GPU, the scheduler here asks that worker before
 loads at once: with the step itself they come after its inputs are prepared.
 
 An engine without other work would make a step that computes nothing for the sake of those loads, which takes longer
-than most of them. The scheduler waits for a load that is due soon, and schedules the step that uses it instead.
+than most of them. The scheduler waits for a load that is due soon, and schedules the step that uses it instead. One
+with other work puts a step off for a load that is due within a fraction of a millisecond.
 
 Only complete loads go this way. A miss is reported with its step, as vLLM's recovery expects it.
 """
@@ -61,12 +62,15 @@ class EarlyScheduler(AsyncScheduler):
     """Steps of which it was not told what came of them."""
 
     def schedule(self, *arguments: Any, **named: Any) -> SchedulerOutput:
-        """Schedule a step, with the loads that are complete by now, or soon where there is nothing else to do."""
+        """Schedule a step, with the loads that are complete by now or nearly.
+
+        Where there is nothing else to do, with those that are complete soon.
+        """
         worker: WorkerHalf | None = getattr(self.connector, "only_worker", None)
         if worker is None:
             output = super().schedule(*arguments, **named)
         else:
-            self._take(worker.complete(IDLE_WAIT if self._idle and not self._lockstep else 0.0))
+            self._take(self._complete(worker))
             output = super().schedule(*arguments, **named)
             idle = not output.total_num_scheduled_tokens and not self._lockstep
             begun = begin_if_untouched(worker, output, POSTING_WAIT if idle else 0.0)
@@ -97,7 +101,12 @@ class EarlyScheduler(AsyncScheduler):
         # What was reported with a step that is under way would wait as long.
         if self._under_way or not may_be_left_out(output):
             return False
-        return self._take(worker.complete_soon())
+        return self._take(worker.complete_soon(idle=True))
+
+    def _complete(self, worker: WorkerHalf) -> tuple[set[str], StepOutcomes]:
+        if self._lockstep:
+            return worker.complete()
+        return worker.complete(IDLE_WAIT) if self._idle else worker.complete_soon(idle=False)
 
     def _take(self, complete: tuple[set[str], StepOutcomes]) -> bool:
         received, outcomes = complete

@@ -35,7 +35,7 @@ class LeaseClaim(Request, tag="lease_claim", frozen=True, kw_only=True):
 
     A prefill may have several readers: `n` answers of one prompt, a retry, two decoders. With the prefiller's
     ``generation`` its load may be under way: the reader's workers are told at once, by a `LeaseConfirmed`, where the
-    lease is kept and the prefiller is of that generation.
+    lease is kept and the prefiller is of that generation. The answer says so as well.
     """
 
     key: LeaseKey
@@ -48,12 +48,14 @@ class LeaseClaimed(Reply, tag="lease_claimed", frozen=True, kw_only=True):
     """``seconds`` for which the blocks are certain to be kept, counted from when the claim was *sent*; 0: no lease.
 
     ``ended``: there was one for certain, and its blocks may be free. Else it may not have been opened here yet.
+    ``generation`` is the claim's, from the reader's own kvd, where that knows the prefiller to be of it.
     """
 
     request_id: Id
     seconds: Seconds
     reason: Text = ""
     ended: bool = False
+    generation: Id = ""
 
 
 class LeaseConfirmed(Reply, tag="lease_confirmed", frozen=True, kw_only=True):

@@ -32,6 +32,9 @@ POSTING_WAIT = 1e-3
 once from a thread that waits; the bytes move while the engine goes on."""
 SOON = 5e-3
 """Seconds within which a load is due that an engine without other work waits for, and makes no step meanwhile."""
+NEAR, NEAR_PAST = 3e-4, 2e-4
+"""Seconds within which a load is due that a step with other work is put off for, and how long after that it begins
+anyway. The step after it would be the next to use the load, some 2.5 ms later."""
 
 
 class StepLoads:
@@ -82,6 +85,12 @@ class StepLoads:
         # For one that is late already nobody waits again.
         left = min((due - now for due in dues if due > now - IDLE_WAIT), default=SOON + 1)
         return max(0.0, left) + IDLE_WAIT if left <= SOON else 0.0
+
+    def nearly_there(self, now: float) -> float:
+        """Seconds to put off a step that computes; 0 where no load is known to end at once."""
+        dues = [load.pieces.due for load in self.begun.values() if load.under_way.is_set()]
+        left = min((due - now for due in dues if due > now - NEAR_PAST), default=NEAR + 1)
+        return max(0.0, left) + NEAR_PAST if left <= NEAR else 0.0
 
     def close(self, until: float) -> None:
         """Refuse what waits for the device, to time.monotonic() ``until``."""

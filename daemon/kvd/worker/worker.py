@@ -224,9 +224,11 @@ class WorkerHalf:
         self._note_ended(wait)
         return self._reporting.tell_early()
 
-    def complete_soon(self) -> tuple[set[str], StepOutcomes]:
-        """`complete`, but waits for a load that is due soon (`StepLoads.worth_waiting`)."""
-        return self.complete(self._loads.worth_waiting())
+    def complete_soon(self, *, idle: bool) -> tuple[set[str], StepOutcomes]:
+        """`complete`, but waits for a load that is due soon; where not ``idle``, for one that is nearly there."""
+        return self.complete(
+            self._loads.worth_waiting() if idle else self._loads.nearly_there(time.monotonic())
+        )
 
     # --- the end ---
 

@@ -37,6 +37,7 @@ class LineRig:
         until = time.monotonic() + SECONDS
         while len(found) < count and time.monotonic() < until:
             self.line.wait(100)
+            self.line.flush()
             found += islice(self.line.received(), count - len(found))
         return found
 
@@ -98,7 +99,8 @@ def test_messages_of_any_size_pass_in_both_directions(kvd: tuple[socket.socket, 
             assert side.line.send(body)
             peer.stream.settimeout(0.01)
             while True:
-                side.line.wait(10)  # what the kernel did not take goes on here
+                side.line.wait(10)
+                side.line.flush()  # what the kernel did not take goes on here
                 try:
                     received = peer.event()
                     break
@@ -196,6 +198,7 @@ def test_a_kvd_that_reads_nothing_is_sent_no_more_than_is_kept(
             until = time.monotonic() + SECONDS
             while time.monotonic() < until:
                 side.line.wait(1)
+                side.line.flush()
                 try:
                     event = peer.event()
                     break

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 
+from kvd.backends.contract import Transfer
 from kvd.worker.cause import Cause
 from kvd.worker.orders import ClaimAnswer, LoadOrder, StepOrders
-from kvd.worker.step_loads import IDLE_WAIT
+from kvd.worker.step_loads import IDLE_WAIT, NEAR, NEAR_PAST
 from tests.support.rigs.bench import eventually, order, prefill, ready
 from tests.support.rigs.device import Device
 from tests.support.rigs.pull import Rig
@@ -119,13 +122,41 @@ def test_who_asks_early_waits_in_the_place_of_the_step() -> None:
     ],
 )
 def test_an_engine_waits_for_what_is_due_soon(due_in: float, least: float, most: float, rig: Rig) -> None:
+    with posted(rig) as transfer:
+        transfer.due = time.monotonic() + due_in
+        # On a machine that stood still for 4 ms it is due now.
+        assert least <= rig.decoder._loads.worth_waiting() <= most
+
+
+@pytest.mark.parametrize(
+    ("due_in", "waits"),
+    [
+        pytest.param(3.0, False, id="due later"),
+        pytest.param(0.004, False, id="due after the step"),
+        pytest.param(0.5 * NEAR, True, id="nearly there"),
+        pytest.param(-0.5 * NEAR_PAST, True, id="a little late"),
+        pytest.param(-3.0, False, id="late"),
+        pytest.param(None, False, id="nobody can tell"),
+    ],
+)
+def test_a_step_with_other_work_is_put_off_for_what_is_nearly_there(
+    due_in: float | None, waits: bool, rig: Rig
+) -> None:
+    now = time.monotonic()
+    with posted(rig) as transfer:
+        transfer.due = now + due_in if due_in is not None else 0.0
+        found = rig.decoder._loads.nearly_there(now)
+    assert found == (pytest.approx(max(0.0, due_in or 0.0) + NEAR_PAST) if waits else 0.0)
+
+
+@contextmanager
+def posted(rig: Rig) -> Iterator[Transfer]:
+    """A load that is posted, and does not end meanwhile."""
     release, reached = rig.gates.stop("poll")
     rig.start(pulled())
     assert reached.wait(FOREVER)
     (transfer,) = rig.decoder._loads.begun["d-1"].pieces.transfers
-    transfer.due = time.monotonic() + due_in
-    # On a machine that stood still for 4 ms it is due now.
-    assert least <= rig.decoder._loads.worth_waiting() <= most
+    yield transfer
     release.set()
     rig.results()
 

@@ -72,5 +72,7 @@ class Desk:
         return self.claim
 
 
-def claimed(seconds: float, reason: str = "", *, ended: bool = False) -> LeaseClaimed:
-    return LeaseClaimed(request_id="p-1", seconds=seconds, reason=reason, ended=ended)
+def claimed(seconds: float, reason: str = "", *, ended: bool = False, current: bool = True) -> LeaseClaimed:
+    """kvd's answer; it knows the prefiller to be ``current``, or does not say."""
+    generation = GENERATION if current and seconds else ""
+    return LeaseClaimed(request_id="p-1", seconds=seconds, reason=reason, ended=ended, generation=generation)

@@ -85,8 +85,11 @@ class Engine:
                 asked.answer(peer)
         for asked in self.script.asked(LeaseClaim):
             if not asked.future.done():
+                claim = asked.message
                 asked.answer(
-                    LeaseClaimed(request_id=asked.message.key.request_id, seconds=lease_seconds, reason="")
+                    LeaseClaimed(
+                        request_id=claim.key.request_id, seconds=lease_seconds, generation=claim.generation
+                    )
                 )
 
 

@@ -32,7 +32,8 @@ class WillingKvd(Script):
         if isinstance(message, GetPeer):
             future.set_result(self.peer)
         elif isinstance(message, LeaseClaim) and not self.silent:
-            future.set_result(LeaseClaimed(request_id=message.key.request_id, seconds=20.0))
+            name, generation = message.key.request_id, message.generation
+            future.set_result(LeaseClaimed(request_id=name, seconds=20.0, generation=generation))
         return future
 
     @property

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from kvd.service.daemon import Daemon
 from kvd.service.engines.local_engine import Client
 from kvd.service.errors import RequestRefused
@@ -48,10 +50,12 @@ async def lease_claim(daemon: Daemon, caller: Caller, message: LeaseClaim) -> Le
     else:
         answer = await _ask_owner(daemon, message, LeaseClaimed, settings.confirm_seconds + 1.0)
     daemon.readers.promised(message.reader, answer.seconds)
-    if answer.seconds > 0 and _is_current(daemon, caller, client, message):
+    current = answer.seconds > 0 and _is_current(daemon, caller, client, message)
+    if current:
         told = LeaseConfirmed(reader=message.reader, seconds=answer.seconds)
         tell_workers(daemon, client.engine.engine_id, told)
-    return answer
+    # Whatever another kvd says of generations: this one knows which it has given to its engines.
+    return msgspec.structs.replace(answer, generation=message.generation if current else "")
 
 
 async def lease_release(daemon: Daemon, caller: Caller, message: LeaseRelease) -> Ok:

@@ -88,8 +88,13 @@ def look_at_peer(asker: ClaimAsker, claim: Claim, now: float) -> None:
         claim.peer_known = True
     elif not asker.session.state.connected and asker.known.fits(prefill):
         claim.peer_known = True  # kvd is away; what it told us still holds
-    elif claim.peer is None and now >= claim.peer_due:
+    elif claim.peer is None and now >= claim.peer_due and not _lease_may_tell(claim):
         ask_peer(asker, claim)
+
+
+def _lease_may_tell(claim: Claim) -> bool:
+    """Whether the answer on the lease is awaited, which also says that the prefiller is who it was."""
+    return claim.prompt is None and not claim.checked and claim.lease.answer is not None
 
 
 def _leave_last(claim: Claim, left: int) -> None:
@@ -133,6 +138,8 @@ def take_lease(asker: ClaimAsker, claim: Claim) -> None:
             "LEASE_ENDED",
         )
         return
+    if answer.generation and answer.generation == claim.prefill.generation:
+        claim.peer_known = True
     # What was read before this answer was read without the lease: no later one makes that good.
     sure = answer.ended and claim.beside
     if answer.seconds > 0:

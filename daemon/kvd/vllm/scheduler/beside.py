@@ -72,7 +72,6 @@ def may_begin(asker: ClaimAsker, claim: Claim) -> bool:
         and not claim.transfer_id
         and claim.prompt is None
         and asked
-        and (claim.peer_known or claim.peer is not None)
         and asker.session.state.connected
         and asker.known.fits(prefill)
         and _is_promised(prefill, time.time())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import uuid
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -27,6 +29,10 @@ NOBODY = RemotePrefill(
     lease_opened=0.0,
 )
 """Stands for the prefiller that unusable params do not name."""
+
+
+_READERS, _NUMBERS = uuid.uuid4().hex, itertools.count(1)
+"""Readers are counted in their process: to draw an id for each takes as long as to compare a prompt."""
 
 
 class ClaimState(Enum):
@@ -86,7 +92,7 @@ class Claim:
     prompt: Prompt | None = None
     digest: str = ""
     transfer_id: str = ""
-    reader: str = field(default_factory=lambda: uuid.uuid4().hex)
+    reader: str = field(default_factory=lambda: f"{_READERS}-{os.getpid()}-{next(_NUMBERS)}")
     state: ClaimState = ClaimState.WAITING
     cause: Cause | None = None
     peer: Future[Message] | None = None

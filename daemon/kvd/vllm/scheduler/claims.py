@@ -102,7 +102,7 @@ class Claims:
     ) -> None:
         """A request with a remote prefill arrived: ask for the peer, and claim its lease where the prompt is the same.
 
-        Both at once where the prefiller's key is known already.
+        Where the prefiller is known already the lease alone is asked for: its answer says whether that still holds.
         """
         self._begin(request_id, params, prompt, state=state)
         self._claims[request_id].traceparent = traceparent
@@ -136,10 +136,12 @@ class Claims:
         tokens = min(prefill.tokens, prompt.tokens)
         claim = self._claims[request_id] = Claim(request_id, prefill, tokens, now, prompt)
         self._compare(claim)
-        if not claim.cause:
+        if claim.cause:
+            return
+        if claim.prompt is None:
+            ask_lease(self._asker, claim, now, 0.0)
+        else:
             ask_peer(self._asker, claim)
-            if claim.prompt is None:
-                ask_lease(self._asker, claim, now, 0.0)
 
     def begin_found(self, request_id: str, prefill: RemotePrefill, reader: str) -> None:
         """Another engine holds a prefix of a request's prompt. There is no lease to claim: it is checked once read.

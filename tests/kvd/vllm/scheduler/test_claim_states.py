@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kvd.vllm.scheduler.claim import AFTER, ClaimState
 from kvd.wire.lease import LeaseRelease
 from kvd.worker.cause import Cause
-from tests.support.rigs.desk import PEER, Desk, claimed
+from tests.support.rigs.desk import Desk, claimed
 
 MISSED = Cause("the bytes did not come", "TRANSFER_FAILED")
 
@@ -19,7 +19,6 @@ MISSED = Cause("the bytes did not come", "TRANSFER_FAILED")
 def answered() -> Desk:
     """A desk whose claim is usable."""
     desk = Desk()
-    desk.peer(PEER)
     desk.lease(claimed(20.0))
     desk.advance()
     return desk

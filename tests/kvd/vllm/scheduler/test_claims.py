@@ -22,32 +22,58 @@ from tests.support.rigs.bench import GENERATION, Script, prefill
 from tests.support.rigs.desk import PEER, PROMPT, SETTINGS, Desk, claimed
 
 
-def test_peer_and_lease_are_asked_for_at_once() -> None:
+def test_of_a_prefiller_that_is_known_the_lease_alone_is_asked_for() -> None:
     desk = Desk()
-    (peer,), (lease,) = desk.script.asked(GetPeer), desk.script.asked(LeaseClaim)
-    assert (peer.message.engine_id, peer.message.generation, peer.message.endpoint.host) == (
-        "p",
-        GENERATION,
-        "h",
-    )
+    (lease,) = desk.script.asked(LeaseClaim)
     assert (lease.message.key.request_id, lease.message.extend_seconds) == ("p-1", 0.0)
+    assert lease.message.generation == GENERATION
     assert desk.advance().pending
+    assert desk.script.asked(GetPeer) == []
 
 
-def test_a_claim_is_usable_when_both_have_answered() -> None:
+def test_its_answer_makes_the_claim_usable() -> None:
     desk = Desk()
     desk.lease(claimed(20.0))
-    assert desk.advance().pending
-    desk.peer(PEER)
     claim = desk.advance()
     assert not claim.pending
     assert not claim.cause
     assert claim.lease.valid_until == pytest.approx(claim.lease.asked + 20.0 - SETTINGS.lease_margin)
-    assert claim.handshake_seconds == 0.25
+    assert claim.handshake_seconds == 0.0
+    assert desk.script.asked(GetPeer) == []
+
+
+def test_of_one_that_is_not_known_the_peer_is_asked_for_first() -> None:
+    desk = Desk(known=False)
+    (peer,) = desk.script.asked(GetPeer)
+    assert (peer.message.engine_id, peer.message.generation) == ("p", GENERATION)
+    assert peer.message.endpoint.host == "h"
+    assert desk.script.asked(LeaseClaim) == [], "of which prompt it is cannot be told yet"
+    desk.peer(PEER)
+    assert desk.advance().pending
+    desk.lease(claimed(20.0))
+    claim = desk.advance()
+    assert (claim.pending, claim.cause, claim.handshake_seconds) == (False, None, 0.25)
+
+
+def unsaid() -> Desk:
+    """A desk whose lease is kept, by a kvd that does not say whether the prefiller is who it was."""
+    desk = Desk()
+    desk.lease(claimed(20.0, current=False))
+    assert desk.advance().pending
+    assert desk.advance().pending
+    assert len(desk.script.asked(GetPeer)) == 1, "so it is asked for"
+    return desk
+
+
+def test_an_answer_that_does_not_name_its_generation_leaves_the_prefiller_to_be_asked_for() -> None:
+    desk = unsaid()
+    desk.peer(PEER)
+    assert not desk.advance().pending
+    assert not desk.claim.cause
 
 
 def test_a_refused_handshake_is_the_cause_in_kvds_words() -> None:
-    desk = Desk()
+    desk = Desk(known=False)
     refusal = Refused(
         code="KVD-INCOMPATIBLE", message="d cannot read from p: dtype is bf16 here and fp16 there"
     )
@@ -56,7 +82,7 @@ def test_a_refused_handshake_is_the_cause_in_kvds_words() -> None:
 
 
 def test_a_refusal_weighs_more_than_what_was_known_before() -> None:
-    desk = Desk()
+    desk = unsaid()
     desk.peer(RefusedByDaemon(Refused(code="KVD-PEER-GENERATION", message="it restarted")))
     assert text_of(desk.advance().cause) == "prefiller p: it restarted"
 
@@ -70,9 +96,8 @@ def test_a_refusal_weighs_more_than_what_was_known_before() -> None:
     ],
 )
 def test_a_known_peer_is_good_enough_while_a_kvd_is_away(away: Exception) -> None:
-    desk = Desk()
+    desk = unsaid()
     desk.peer(away)
-    desk.lease(claimed(20.0))
     assert not desk.advance().pending
     assert not desk.claim.cause
 
@@ -94,11 +119,10 @@ def test_a_peer_that_is_gone_is_known_no_longer() -> None:
 
 
 def test_an_answer_of_the_wrong_kind_is_a_cause() -> None:
-    desk = Desk()
+    desk = Desk(known=False)
     desk.peer(Ok())
     assert text_of(desk.advance().cause) == "prefiller p: kvd answered Ok"
     desk = Desk()
-    desk.peer(PEER)
     desk.lease(Ok())
     assert text_of(desk.advance().cause) == "lease of request p-1: kvd answered Ok"
 
@@ -106,7 +130,6 @@ def test_an_answer_of_the_wrong_kind_is_a_cause() -> None:
 def test_an_unknown_lease_is_asked_for_again_a_few_times() -> None:
     """Its announcement may still be on the way."""
     desk = Desk()
-    desk.peer(PEER)
     for asked in range(1, UNKNOWN_LEASE_RETRIES + 1):
         desk.lease(claimed(0.0, "never opened"))
         assert desk.advance().pending
@@ -119,7 +142,6 @@ def test_an_unknown_lease_is_asked_for_again_a_few_times() -> None:
 
 def test_a_lease_that_appears_meanwhile_is_taken() -> None:
     desk = Desk()
-    desk.peer(PEER)
     desk.lease(claimed(0.0))
     desk.advance()
     desk.advance(1.0)
@@ -134,7 +156,6 @@ def test_while_kvd_is_away_a_claim_waits_for_it_and_nothing_is_read(away: Sessio
     assert desk.advance(0.9 * KVD_BACK_SECONDS).pending
     desk.script.state = Script().state
     desk.lease(claimed(20.0))
-    desk.peer(PEER)
     assert not desk.advance(KVD_BACK_SECONDS).pending
     assert not desk.claim.cause
 
@@ -160,7 +181,6 @@ AWAY_THERE = RefusedByDaemon(Refused(code="KVD-PEER-UNREACHABLE", message="no an
 
 def test_while_the_prefillers_kvd_is_away_it_is_asked_again() -> None:
     desk = Desk()
-    desk.peer(PEER)
     desk.lease(AWAY_THERE)
     assert desk.advance().pending
     assert desk.advance(KVD_AWAY_PAUSE).pending
@@ -176,9 +196,9 @@ BUSY = RefusedByDaemon(Refused(code="KVD-BUSY", message="8704 requests wait alre
 @pytest.mark.parametrize("known", [True, False])
 def test_a_kvd_that_is_busy_is_asked_again_for_the_peer_and_for_the_lease(*, known: bool) -> None:
     desk = Desk(known=known)
-    desk.peer(BUSY)
-    assert desk.advance().pending
     if not known:
+        desk.peer(BUSY)
+        assert desk.advance().pending
         assert len(desk.script.asked(GetPeer)) == 1
         assert desk.advance(KVD_AWAY_PAUSE).pending
         desk.peer(PEER, -1)
@@ -199,7 +219,6 @@ def test_a_kvd_that_stays_busy_is_a_peer_that_is_away() -> None:
 
 def test_a_prefillers_kvd_that_stays_away_is_a_miss() -> None:
     desk = Desk()
-    desk.peer(PEER)
     desk.claim.began -= 1.1 * KVD_BACK_SECONDS
     desk.lease(AWAY_THERE)
     cause = desk.advance().cause
@@ -209,7 +228,6 @@ def test_a_prefillers_kvd_that_stays_away_is_a_miss() -> None:
 
 def test_what_was_confirmed_before_kvd_went_away_still_is(away: SessionState) -> None:
     desk = Desk()
-    desk.peer(PEER)
     desk.lease(claimed(20.0))
     desk.advance()
     desk.script.state = away
@@ -219,7 +237,6 @@ def test_what_was_confirmed_before_kvd_went_away_still_is(away: SessionState) ->
 
 def test_any_other_refusal_of_the_lease_is_the_end() -> None:
     desk = Desk()
-    desk.peer(PEER)
     desk.lease(RefusedByDaemon(Refused(code="KVD-NOT-YOUR-ENGINE", message="not yours")))
     assert text_of(desk.advance().cause) == "lease of request p-1: not yours"
 

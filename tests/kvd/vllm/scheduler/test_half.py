@@ -248,17 +248,18 @@ def test_a_load_that_is_ordered_or_done_is_not_let_go_by_a_step() -> None:
 
 
 def test_policy_recompute_computes_what_kvd_refuses() -> None:
-    engine = Engine("d")
+    engine = Engine("d", known=False)
     request = engine.arrive(from_prefiller())
     refusal = RefusedByDaemon(Refused(code="KVD-INCOMPATIBLE", message="dtype is bf16 here and fp16 there"))
     engine.script.asked(GetPeer)[0].fail(refusal)
     assert engine.half.matched_tokens(request, 0) == (0, False)
-    assert [r.result for r in engine.script.told(LeaseRelease)] == ["miss"]
+    assert engine.script.asked(LeaseClaim) == []
+    assert engine.script.told(LeaseRelease) == []
 
 
 @pytest.mark.parametrize("params", [from_prefiller(), {**from_prefiller(), "kvd_contract": 9}])
 def test_policy_fail_orders_a_load_that_fails_with_the_cause(params: dict[str, Any]) -> None:
-    engine = Engine("d", policy="fail")
+    engine = Engine("d", policy="fail", known=False)
     request = engine.arrive(params)
     for asked in engine.script.asked(GetPeer):
         asked.fail(RefusedByDaemon(Refused(code="KVD-INCOMPATIBLE", message="no")))

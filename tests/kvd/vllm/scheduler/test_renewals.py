@@ -10,12 +10,11 @@ from kvd.vllm.scheduler.claim import ClaimState
 from kvd.wire.lease import LeaseClaim, LeaseRelease
 from kvd.worker.cause import text_of
 from tests.support.rigs.bench import prefill
-from tests.support.rigs.desk import PEER, PROMPT, Desk, claimed
+from tests.support.rigs.desk import PROMPT, Desk, claimed
 
 
 def test_a_claim_that_waits_is_renewed_before_it_runs_out() -> None:
     desk = Desk()
-    desk.peer(PEER)
     desk.lease(claimed(30.0))
     now = desk.advance().lease.asked
     desk.claims.renew(now + 15.0)
@@ -31,7 +30,6 @@ def test_a_claim_that_waits_is_renewed_before_it_runs_out() -> None:
 
 def test_an_extension_that_fails_takes_nothing_away() -> None:
     desk = Desk()
-    desk.peer(PEER)
     desk.lease(claimed(30.0))
     before = desk.advance().lease.valid_until
     desk.claims.renew(before - 1.0)
@@ -43,7 +41,6 @@ def test_an_extension_that_fails_takes_nothing_away() -> None:
 
 def test_a_claim_whose_lease_runs_out_while_it_waits_is_no_claim() -> None:
     desk = Desk()
-    desk.peer(PEER)
     desk.lease(claimed(30.0))
     desk.advance()
     assert (
@@ -83,7 +80,6 @@ def test_a_request_aborted_during_its_load_keeps_its_claim_until_the_load_is_ove
 
 def test_each_claim_is_a_reader_of_its_own_and_stays_the_same_one() -> None:
     desk, other = Desk(), Desk()
-    desk.peer(PEER)
     desk.lease(claimed(30.0))
     now = desk.advance().lease.asked
     desk.claims.renew(now + 25.0)
@@ -109,7 +105,6 @@ def test_two_releases_of_one_lease_do_not_replace_each_other() -> None:
 def test_a_claim_is_renewed_while_vllm_does_not_ask_for_it() -> None:
     """It asks for none while all of its places are taken, which may be longer than the lease."""
     desk = Desk()
-    desk.peer(PEER)
     desk.lease(claimed(30.0))
     now = desk.claim.lease.asked
     desk.claims.renew(now + 1.0)
@@ -123,7 +118,6 @@ def test_the_card_names_what_is_read() -> None:
     now = desk.claim.lease.asked
     (asked,) = desk.claims.readers(now)
     assert (asked.key.request_id, asked.reader, asked.seconds) == ("p-1", desk.claim.reader, 30.0)
-    desk.peer(PEER)
     desk.lease(claimed(20.0))
     desk.advance()
     (usable,) = desk.claims.readers(now)
@@ -136,7 +130,6 @@ def test_the_card_names_what_is_read() -> None:
 def test_a_renewal_ends_the_claim_where_the_lease_has_ended(ended: bool) -> None:
     """A kvd that does not know it may have been started just now: what was promised before still is."""
     desk = Desk()
-    desk.peer(PEER)
     desk.lease(claimed(30.0))
     now = desk.advance().lease.asked
     desk.claims.renew(now + 25.0)
