@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from vllm.config import KVTransferConfig, VllmConfig
     from vllm.forward_context import ForwardContext
     from vllm.v1.attention.backend import AttentionBackend
+    from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -297,8 +298,13 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
 
     # --- the scheduler's half ---
 
+    def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
+        """The blocks are there, of which vLLM takes back what its requests had."""
+        self._half.freed_blocks.watch(gpu_block_pool)
+
     def bind_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> None:
         """The cache is there, which peers may read prefixes from."""
+        self.bind_gpu_block_pool(kv_cache_manager.block_pool)
         self._half.prefixes.bind(kv_cache_manager, self._vllm_config.parallel_config.data_parallel_size)
 
     def on_new_request(self, request: Request) -> None:

@@ -23,6 +23,7 @@ from vllm.v1.outputs import KVConnectorOutput
 
 from kvd.shown import logger
 from kvd.vllm.metadata import StepMetadata, WorkerMetadata
+from kvd.vllm.scheduler.freed_blocks import changes_blocks
 from kvd.worker.step_loads import IDLE_WAIT, POSTING_WAIT
 
 if TYPE_CHECKING:
@@ -123,9 +124,8 @@ def begin_if_untouched(worker: WorkerHalf, output: SchedulerOutput, wait: float)
     requests is still in blocks that a load was given now.
     """
     metadata = output.kv_connector_metadata
-    touched = any(getattr(output, name, None) for name in ("new_block_ids_to_zero", "kv_cache_block_copies"))
     if (
-        touched
+        changes_blocks(output)
         or not isinstance(metadata, StepMetadata)
         or metadata.orders.pushes
         or metadata.orders.push_ends

@@ -72,7 +72,8 @@ class LoadOrder:
     of this request before. ``unanswered``: its claim is under way still, so nothing of it is reported before the
     `ClaimAnswer`, or kvd's word for its ``reader``; it was sent ``asked_before`` seconds ago. ``checked``: it is read
     from a prefix cache, whose holder is asked afterwards what became of that ``reader``'s blocks. ``traceparent`` is of
-    its request (`kvd.wire.limits.TraceParent`).
+    its request (`kvd.wire.limits.TraceParent`). No step ``after`` that one (`StepOrders.number`) touches its blocks but
+    those that use them; None: any may.
     """
 
     request_id: str
@@ -93,6 +94,7 @@ class LoadOrder:
     asked_before: float = 0.0
     checked: bool = False
     traceparent: str = ""
+    after: int | None = None
 
     @property
     def block_ids(self) -> set[int]:
@@ -187,7 +189,8 @@ class StepOrders:
     has loads under way that must miss, by request. It names transfers (id and prefiller) of which nothing is wanted,
     because the prompt is cached here or the request has ended. It names requests whose blocks the prefiller may free
     now, what the prefiller computes for pushes, and pushes that ended. It says what peers may read of a staged engine
-    after the step, and what to add up when the step has run. ``idle``: the step computes nothing.
+    after the step, and what to add up when the step has run. ``idle``: the step computes nothing. Steps have a
+    ``number``, from 1 on, where it is known which blocks each may touch (`LoadOrder.after`).
     """
 
     loads: list[LoadOrder] = field(default_factory=list)
@@ -201,6 +204,7 @@ class StepOrders:
     stage: list[StageOrder] = field(default_factory=list)
     sums: SumOrders = field(default_factory=SumOrders)
     idle: bool = False
+    number: int = 0
 
     @property
     def may_wait(self) -> bool:

@@ -2,7 +2,8 @@
 
 A step's loads come to the worker when vLLM has prepared the step's inputs, a millisecond or more after it was
 scheduled. By then they can be under way. All that earlier steps do on the device is queued when a step is scheduled,
-and what the step itself computes has no use for the blocks of a load. Where it zeroes or copies blocks beforehand its
+and what the step itself computes has no use for the blocks of a load. A load waits for no more of the earlier steps
+than may touch its blocks (`kvd.vllm.scheduler.freed_blocks`). Where the step zeroes or copies blocks beforehand its
 scheduler says so (`kvd.vllm.early`). What vLLM copies of states without saying so it reads from blocks that their
 requests still have.
 """
@@ -10,6 +11,7 @@ requests still have.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from kvd.geometry.model import WorkerGeometry
@@ -32,6 +34,8 @@ POSTING_WAIT = 1e-3
 once from a thread that waits; the bytes move while the engine goes on."""
 SOON = 5e-3
 """Seconds within which a load is due that an engine without other work waits for, and makes no step meanwhile."""
+MARKS = 4
+"""Steps of which it is kept what was queued before them."""
 NEAR, NEAR_PAST = 3e-4, 2e-4
 """Seconds within which a load is due that a step with other work is put off for, and how long after that it begins
 anyway. The step after it would be the next to use the load, some 2.5 ms later."""
@@ -57,11 +61,19 @@ class StepLoads:
         self._proceed = proceed
         self._refuse = refuse
         self._reached: StreamEvent | None = None
+        self._marks: deque[tuple[int, StreamEvent]] = deque(maxlen=MARKS)
+        """The last steps by number: what was queued on the device before each."""
         self._gate = StreamGate(proceed, refuse)
 
     def bound(self, orders: StepOrders) -> None:
-        """Loads must wait for what is queued on the device by now, and not for more."""
-        self._reached = self._record_event() if orders.loads else None
+        """Before a step, or ahead of it: loads must wait for what is queued on the device by now, and not for more."""
+        before = self._marks[-1][0] if self._marks else 0
+        if orders.number < before:  # another scheduler counts
+            self._marks.clear()
+        marks = orders.number not in (0, before)
+        self._reached = self._record_event() if orders.loads or marks else None
+        if marks and self._reached is not None:
+            self._marks.append((orders.number, self._reached))
 
     def begin(self, orders: StepOrders) -> None:
         """Begin the loads of a step."""
@@ -78,9 +90,8 @@ class StepLoads:
             if load is not None and not order.transfer_id:
                 load.under_way.wait(max(0.0, until - time.monotonic()))
 
-    def worth_waiting(self) -> float:
+    def worth_waiting(self, now: float) -> float:
         """Seconds in which a load that is posted should end, with its claim answered; 0 where that is not soon."""
-        now = time.monotonic()
         dues = [load.pieces.due or now for load in self.begun.values() if load.under_way.is_set()]
         # For one that is late already nobody waits again.
         left = min((due - now for due in dues if due > now - IDLE_WAIT), default=SOON + 1)
@@ -108,7 +119,15 @@ class StepLoads:
             self._refuse(load, load.fault.cause)
         elif order.seconds <= 0:
             self._refuse(load, Cause("the lease on its blocks ran out before the load began", "LEASE_ENDED"))
-        elif self._reached is not None and not self._gate.is_open(self._reached, look_until):
-            self._gate.put(load, self._reached)
+        elif (event := self._device_for(order)) is not None and not self._gate.is_open(event, look_until):
+            self._gate.put(load, event)
         else:
             self._proceed(load)
+
+    def _device_for(self, order: LoadOrder) -> StreamEvent | None:
+        """What the device must have come to before a load may begin: all steps that may touch its blocks are done."""
+        if order.after is not None:
+            for number, event in self._marks:
+                if number > order.after:
+                    return event
+        return self._reached

@@ -217,18 +217,14 @@ class WorkerHalf:
         return bool(loads)
 
     def complete(self, wait: float = 0.0) -> tuple[set[str], StepOutcomes]:
-        """The loads that are complete and were not reported; ``wait`` as for `results`.
-
-        From now on this is asked before each step.
-        """
+        """The loads that are complete and were not reported; ``wait`` as for `results`. Asked before each step."""
         self._note_ended(wait)
         return self._reporting.tell_early()
 
     def complete_soon(self, *, idle: bool) -> tuple[set[str], StepOutcomes]:
         """`complete`, but waits for a load that is due soon; where not ``idle``, for one that is nearly there."""
-        return self.complete(
-            self._loads.worth_waiting() if idle else self._loads.nearly_there(time.monotonic())
-        )
+        now = time.monotonic()
+        return self.complete(self._loads.worth_waiting(now) if idle else self._loads.nearly_there(now))
 
     # --- the end ---
 

@@ -57,6 +57,54 @@ def test_it_waits_for_what_earlier_steps_have_queued_and_not_for_its_own(rig: Ri
     assert rig.same((2, 9), (5, 6))
 
 
+@pytest.mark.parametrize(
+    ("after", "done", "begins"),
+    [
+        pytest.param(None, 2, False, id="any step may touch its blocks"),
+        pytest.param(None, 3, True, id="all are done"),
+        pytest.param(2, 2, False, id="step 2 may"),
+        pytest.param(2, 3, True, id="step 2 is done"),
+        pytest.param(1, 1, False, id="step 1 may"),
+        pytest.param(1, 2, True, id="step 1 is done, step 2 under way"),
+        pytest.param(-3, 0, False, id="a step of long ago, and so long the device has done nothing"),
+        pytest.param(-3, 1, True, id="a step of long ago"),
+    ],
+)
+def test_a_load_waits_for_the_steps_alone_that_may_touch_its_blocks(
+    after: int | None, done: int, begins: bool, rig: Rig
+) -> None:
+    device = Device()
+    rig.decoder._loads._record_event = device.mark  # type: ignore[assignment]
+    for number in (1, 2):  # before step 2 begins the device has step 1 to do
+        rig.decoder.begin_ahead(StepOrders(number=number), 0.0)
+        rig.decoder.bound(StepOrders(number=number))
+        assert device.queued == number, "what is queued before a step is marked once"
+    device.done = done
+    rig.decoder.begin_ahead(StepOrders(number=3, loads=[replace(pulled(), after=after)]), 0.0)
+    if begins:
+        assert rig.results().received == {"d-1"}
+        assert rig.decoder._loads._gate._thread is None
+    else:
+        eventually(lambda: device.asked > 3)
+        assert rig.untouched(2, 9)
+        device.done = 3
+        assert rig.results().received == {"d-1"}
+    assert rig.same((2, 9), (5, 6))
+
+
+def test_marks_of_a_scheduler_before_are_worth_nothing(rig: Rig) -> None:
+    device = Device()
+    rig.decoder._loads._record_event = device.mark  # type: ignore[assignment]
+    for number in (998, 999):
+        rig.decoder.bound(StepOrders(number=number))
+    device.done = device.queued
+    rig.decoder.begin_ahead(StepOrders(number=1, loads=[replace(pulled(), after=-3)]), 0.0)
+    eventually(lambda: device.asked > 3)
+    assert rig.untouched(2, 9)
+    device.done = device.queued
+    assert rig.results().received == {"d-1"}
+
+
 def test_an_engine_that_has_time_waits_until_it_is_posted(rig: Rig) -> None:
     rig.decoder.begin_ahead(StepOrders(loads=[pulled()]), FOREVER)
     assert rig.decoder._loads.begun["d-1"].times.posted
@@ -125,7 +173,7 @@ def test_an_engine_waits_for_what_is_due_soon(due_in: float, least: float, most:
     with posted(rig) as transfer:
         transfer.due = time.monotonic() + due_in
         # On a machine that stood still for 4 ms it is due now.
-        assert least <= rig.decoder._loads.worth_waiting() <= most
+        assert least <= rig.decoder._loads.worth_waiting(time.monotonic()) <= most
 
 
 @pytest.mark.parametrize(
@@ -166,7 +214,7 @@ def test_an_engine_waits_a_moment_for_what_nobody_can_tell_when_it_is_due(rig: R
     rig.start(pulled())
     assert rig.decoder._loads.begun["d-1"].under_way.wait(FOREVER)
     assert reached.wait(FOREVER)
-    assert rig.decoder._loads.worth_waiting() == IDLE_WAIT
+    assert rig.decoder._loads.worth_waiting(time.monotonic()) == IDLE_WAIT
     release.set()
     rig.results()
 
@@ -175,7 +223,7 @@ def test_an_engine_waits_for_nothing_that_is_not_posted(rig: Rig) -> None:
     release, reached = rig.gates.stop("submit")
     rig.start(pulled())
     assert reached.wait(FOREVER)
-    assert rig.decoder._loads.worth_waiting() == 0.0
+    assert rig.decoder._loads.worth_waiting(time.monotonic()) == 0.0
     release.set()
     rig.results()
 

@@ -76,3 +76,13 @@ def claimed(seconds: float, reason: str = "", *, ended: bool = False, current: b
     """kvd's answer; it knows the prefiller to be ``current``, or does not say."""
     generation = GENERATION if current and seconds else ""
     return LeaseClaimed(request_id="p-1", seconds=seconds, reason=reason, ended=ended, generation=generation)
+
+
+def unsaid() -> Desk:
+    """A desk whose lease is kept, by a kvd that does not say whether the prefiller is who it was: it is asked that."""
+    desk = Desk()
+    desk.lease(claimed(20.0, current=False))
+    for _ in range(2):
+        assert desk.advance().pending
+    assert len(desk.script.asked(GetPeer)) == 1
+    return desk

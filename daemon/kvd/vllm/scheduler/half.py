@@ -28,6 +28,7 @@ from kvd.vllm.scheduler.claim import Claim, ClaimState
 from kvd.vllm.scheduler.claims import Claims
 from kvd.vllm.scheduler.completed_prefills import CompletedPrefills
 from kvd.vllm.scheduler.draining import DECLINED, Draining
+from kvd.vllm.scheduler.freed_blocks import FreedBlocks
 from kvd.vllm.scheduler.known_peers import KnownPeers
 from kvd.vllm.scheduler.leases import Lease, Leases, longest
 from kvd.vllm.scheduler.load_order import load_order, other_state
@@ -80,6 +81,7 @@ class SchedulerHalf:
         self._pushes = Pushes(settings, self.groups, self._table, self._digest, self._kept)
         self._staged = CompletedPrefills(self.groups, self._table)
         self._sampling = Sampling(settings, self.groups, self._table)
+        self.freed_blocks = FreedBlocks()
         self._orders: list[LoadOrder] = []
         self._dropped: list[str] = []
         self._known = KnownPeers()
@@ -136,12 +138,14 @@ class SchedulerHalf:
         for claim in self._claims.renew(time.monotonic(), scheduled):
             self._not_loaded(claim)
         pushes, push_ends = self._pushes.take(output)
+        number, loads = self.freed_blocks.scheduled(self._orders, output)
         orders = StepOrders(
+            number=number,
             sums=self._sampling.take(output),
             pushes=pushes,
             push_ends=push_ends,
             stage=[StageOrder(*found) for found in self._staged.take(output)],
-            loads=self._orders,
+            loads=loads,
             answered=self._claims.take_answered(),
             dropped=self._dropped,
             faults=self._forced.take(output),
@@ -299,9 +303,8 @@ class SchedulerHalf:
         if not self._prefills(request) or not completed:
             return False, None
         if wants_prompt_logprobs(request):
-            return self._not_offered(
-                request, "PROMPT_LOGPROBS", "its decoder computes it too, for its prompt's log probabilities"
-            )
+            why = "its decoder computes it too, for its prompt's log probabilities"
+            return self._not_offered(request, "PROMPT_LOGPROBS", why)
         if turned_away:
             return self._not_offered(request, "DRAINING", "this engine is draining")
         if wants_push_here(request.kv_transfer_params):  # nobody will ask for it
@@ -323,10 +326,10 @@ class SchedulerHalf:
             return self._not_offered(request, "WORKERS_MISSING", "kvd still misses workers of this engine")
         if not self._generation:
             return self._not_offered(request, "NO_KVD", "no kvd has answered yet")
-        tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
         blocks = offered_by_group(self.groups, block_ids).values()
         if not any(len(b.ids) for b in blocks):
             return self._not_offered(request, "NO_BLOCKS", "it has none")
+        tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
         self._served.count("offered", tokens)
         seconds, request_id, parent = self.settings.lease_seconds, request.request_id, traceparent_of(request)
         self._leases.open(request_id, seconds, sum(len(b.ids) for b in blocks), time.monotonic(), parent)
@@ -357,8 +360,7 @@ class SchedulerHalf:
         return sends
 
     def _kept(self, transfer_id: str, request_id: str, lists: Mapping[int, BlockList]) -> None:
-        told = kept_message(self.engine.engine_id, transfer_id, request_id, lists)
-        self._session.call(told, KEPT_SECONDS)
+        self._session.call(kept_message(self.engine.engine_id, transfer_id, request_id, lists), KEPT_SECONDS)
 
     def _not_offered(self, request: VllmRequest, code: NotOffered, why: str) -> tuple[bool, None]:
         log.warning("request %s is not offered to a decoder: %s", request.request_id, why)
@@ -373,9 +375,8 @@ class SchedulerHalf:
         return table() if table is not None else None
 
     def _closed_by_us(self, lease: Lease) -> None:
-        self._session.deliver(
-            f"closed {lease.request_id}", self._leases.closed_message(self.engine.engine_id, lease)
-        )
+        told = self._leases.closed_message(self.engine.engine_id, lease)
+        self._session.deliver(f"closed {lease.request_id}", told)
 
     # --- on the session's thread ---
 

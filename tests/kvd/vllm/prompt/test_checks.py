@@ -18,7 +18,7 @@ from kvd.wire.reply import Refused
 from kvd.wire.transfer import ReportTransfers, TransferRecord
 from kvd.worker.cause import Cause, code_of, text_of
 from tests.support.rigs.bench import GENERATION, KEY, prefill, prompt
-from tests.support.rigs.desk import KEYLESS, PEER, SETTINGS, Desk, claimed
+from tests.support.rigs.desk import KEYLESS, PEER, SETTINGS, Desk, claimed, unsaid
 from tests.support.rigs.half import HYBRID, Engine, Request, from_prefiller
 
 OTHER = prompt([9, 9, 9, 9, 9, 9, 9, 9])
@@ -133,7 +133,7 @@ def test_who_never_claimed_a_lease_releases_none_and_reads_none() -> None:
 
 
 def test_who_claimed_a_lease_releases_it_whatever_came_then() -> None:
-    desk = Desk()
+    desk = unsaid()
     desk.peer(RefusedByDaemon(Refused(code="KVD-INCOMPATIBLE", message="dtype")))
     desk.advance()
     desk.claims.end(desk.claim, "miss")
@@ -155,7 +155,7 @@ def test_a_key_of_another_length_is_none(known: bool) -> None:
 
 def test_who_answers_elsewhere_under_an_engines_name_does_not_replace_its_key() -> None:
     """Params name the kvd that is asked."""
-    desk = Desk()
+    desk = unsaid()
     desk.peer(msgspec.structs.replace(PEER, peer=msgspec.structs.replace(PEER.peer, digest_key=b"x" * 32)))
     desk.advance()
     assert desk.known.digest_key(prefill(())) == KEY

@@ -57,7 +57,6 @@ def test_a_lease_of_a_year_is_not_believed_while_kvd_is_away() -> None:
 
 def test_params_as_they_were_given_are_claimed() -> None:
     desk = Desk(remote_host="10.0.0.1", remote_port=8100, tp_size=8, note="a router's")
-    desk.peer(PEER)
     desk.lease(claimed(20.0))
     assert not desk.advance().pending
     assert not desk.claim.cause

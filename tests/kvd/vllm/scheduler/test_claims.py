@@ -19,7 +19,7 @@ from kvd.wire.reply import Ok, Refused
 from kvd.wire.transfer import ReportTransfers
 from kvd.worker.cause import code_of, text_of
 from tests.support.rigs.bench import GENERATION, Script, prefill
-from tests.support.rigs.desk import PEER, PROMPT, SETTINGS, Desk, claimed
+from tests.support.rigs.desk import PEER, PROMPT, SETTINGS, Desk, claimed, unsaid
 
 
 def test_of_a_prefiller_that_is_known_the_lease_alone_is_asked_for() -> None:
@@ -53,16 +53,6 @@ def test_of_one_that_is_not_known_the_peer_is_asked_for_first() -> None:
     desk.lease(claimed(20.0))
     claim = desk.advance()
     assert (claim.pending, claim.cause, claim.handshake_seconds) == (False, None, 0.25)
-
-
-def unsaid() -> Desk:
-    """A desk whose lease is kept, by a kvd that does not say whether the prefiller is who it was."""
-    desk = Desk()
-    desk.lease(claimed(20.0, current=False))
-    assert desk.advance().pending
-    assert desk.advance().pending
-    assert len(desk.script.asked(GetPeer)) == 1, "so it is asked for"
-    return desk
 
 
 def test_an_answer_that_does_not_name_its_generation_leaves_the_prefiller_to_be_asked_for() -> None:

@@ -1,0 +1,76 @@
+"""Which blocks vLLM took back lately: a step that the device has not done yet may still read or write them.
+
+With asynchronous scheduling and with pipelines a step is scheduled while others are under way. Where a load goes into
+blocks that no request had lately, it need not wait for those (`kvd.worker.step_loads`). A step touches the blocks of
+its own requests alone. So a block that is free before a step is scheduled, and then given to a load, is not touched by
+that step nor by later ones.
+
+vLLM has a fence of its own: it takes a finished request's blocks back after the steps that were under way. But a layer
+with a window gives blocks up while a step reads them, and what a step does after its tokens are sampled (a drafter, a
+state that is copied) may come after that fence.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+from kvd.worker.orders import LoadOrder
+
+KEPT = 4
+"""Steps for which it is remembered what was taken back. Of a block of before, that many steps ago counts."""
+_BEFOREHAND = ("new_block_ids_to_zero", "kv_cache_block_copies")
+"""What vLLM's SchedulerOutput says of blocks that a step changes before it computes."""
+
+
+class FreedBlocks:
+    """Touched while vLLM schedules, and takes results, which is one thread."""
+
+    def __init__(self) -> None:
+        self._step = 0
+        self._freed: deque[tuple[int, frozenset[int]]] = deque()
+        self._watches = False
+
+    def watch(self, pool: Any) -> None:
+        """Take note of what is taken back into ``pool``, vLLM's BlockPool."""
+        free = pool.free_blocks
+
+        def noted(blocks: Iterable[Any]) -> None:
+            gone = list(blocks)
+            self._freed.append((self._step, frozenset(block.block_id for block in gone)))
+            free(gone)
+
+        pool.free_blocks = noted
+        self._watches = True
+
+    def scheduled(self, loads: list[LoadOrder], output: object) -> tuple[int, list[LoadOrder]]:
+        """The number of the step that was scheduled, 0 where nothing is known; its loads, with what they may ignore.
+
+        Nothing may be ignored where the step itself changes blocks beforehand.
+        """
+        if not self._watches:
+            return 0, loads
+        if loads and not changes_blocks(output):
+            loads = [dataclasses.replace(order, after=self._last_use(order)) for order in loads]
+        self._step += 1
+        while self._freed and self._freed[0][0] <= self._step - KEPT:
+            self._freed.popleft()
+        return self._step, loads
+
+    def _last_use(self, order: LoadOrder) -> int | None:
+        """The last step that may touch the blocks of a load; None where any may.
+
+        After a miss its request kept them, and steps may have computed into them.
+        """
+        if order.again:
+            return None
+        mine = order.block_ids
+        lately = (step for step, freed in self._freed if not freed.isdisjoint(mine))
+        return max(lately, default=self._step - KEPT)
+
+
+def changes_blocks(output: object) -> bool:
+    """Whether a step zeroes or copies blocks before it computes (vLLM's SchedulerOutput)."""
+    return any(getattr(output, name, None) for name in _BEFOREHAND)

@@ -1,0 +1,124 @@
+"""Which steps may touch the blocks of a load, by what was taken back lately."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from kvd.vllm.scheduler.freed_blocks import KEPT, FreedBlocks
+from kvd.worker.orders import LoadOrder
+from tests.support.rigs.bench import order, prefill
+
+
+@dataclass(frozen=True)
+class Block:
+    block_id: int
+
+
+class Pool:
+    """As vLLM's, which is given any iterable."""
+
+    def __init__(self) -> None:
+        self.free: list[int] = []
+
+    def free_blocks(self, blocks: Iterable[Any]) -> None:
+        self.free += [block.block_id for block in blocks]
+
+
+@dataclass(frozen=True)
+class Output:
+    """A step that changes blocks beforehand, or does not."""
+
+    new_block_ids_to_zero: list[int] | None = None
+    kv_cache_block_copies: list[Any] | None = None
+
+
+PLAIN = Output()
+
+
+@pytest.fixture
+def pool() -> Pool:
+    return Pool()
+
+
+@pytest.fixture
+def freed(pool: Pool) -> FreedBlocks:
+    watched = FreedBlocks()
+    watched.watch(pool)
+    return watched
+
+
+def load(*blocks: int) -> LoadOrder:
+    return order(prefill(((5, 6),)), blocks)
+
+
+def after(freed: FreedBlocks, one: LoadOrder, output: Output = PLAIN) -> int | None:
+    """The last step that may touch the blocks of a load which the next step orders."""
+    _, (found,) = freed.scheduled([one], output)
+    assert replace(found, after=None) == one
+    return found.after
+
+
+def steps(freed: FreedBlocks, count: int) -> None:
+    for _ in range(count):
+        freed.scheduled([], PLAIN)
+
+
+def test_a_block_that_was_taken_back_may_be_touched_by_the_steps_that_were_scheduled_by_then(
+    freed: FreedBlocks, pool: Pool
+) -> None:
+    steps(freed, 5)
+    pool.free_blocks(iter([Block(2), Block(3)]))
+    assert pool.free == [2, 3], "vLLM has them back"
+    assert after(freed, load(2, 9)) == 5
+
+
+def test_of_several_the_last_one_counts(freed: FreedBlocks, pool: Pool) -> None:
+    steps(freed, 5)
+    pool.free_blocks([Block(2)])
+    steps(freed, 1)
+    pool.free_blocks([Block(9)])
+    steps(freed, 1)
+    assert after(freed, load(2, 9)) == 6
+
+
+def test_one_that_is_free_for_long_is_touched_by_no_step_that_may_be_under_way(
+    freed: FreedBlocks, pool: Pool
+) -> None:
+    pool.free_blocks([Block(2)])
+    steps(freed, KEPT)
+    pool.free_blocks([Block(3)])
+    assert after(freed, load(2, 9)) == 0
+
+
+def test_what_is_forgotten_is_never_later_than_what_is_said_instead(freed: FreedBlocks, pool: Pool) -> None:
+    for step in range(3 * KEPT):
+        pool.free_blocks([Block(100 + step)])
+        steps(freed, 1)
+    said = [after(freed, load(100 + step)) for step in range(3 * KEPT)]
+    assert all(found is not None and found >= step for step, found in enumerate(said))
+
+
+@pytest.mark.parametrize(
+    "output", [Output(new_block_ids_to_zero=[9]), Output(kv_cache_block_copies=[(1, 9)])]
+)
+def test_a_step_that_changes_blocks_beforehand_may_touch_those_of_its_own_loads(
+    output: Output, freed: FreedBlocks
+) -> None:
+    assert after(freed, load(2, 9), output) is None
+
+
+def test_what_missed_and_is_claimed_again_may_have_been_computed_into(freed: FreedBlocks) -> None:
+    assert after(freed, replace(load(2, 9), again=1)) is None
+
+
+def test_without_vllms_word_nothing_is_known() -> None:
+    one = load(2, 9)
+    assert FreedBlocks().scheduled([one], PLAIN) == (0, [one])
+
+
+def test_steps_are_counted(freed: FreedBlocks) -> None:
+    assert [freed.scheduled([], PLAIN)[0] for _ in range(3)] == [1, 2, 3]
