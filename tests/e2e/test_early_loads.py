@@ -23,7 +23,7 @@ from kvd.worker.orders import (
     StepOutcomes,
     SumOrders,
 )
-from kvd.worker.step_loads import BUSY_POSTING_WAIT, IDLE_WAIT, NEAR, POSTING_WAIT
+from kvd.worker.step_loads import IDLE_WAIT, NEAR, POSTING_WAIT
 from tests.e2e.test_unloaded_claims import BLOCK, PROMPT, TOKENS, pulled
 from tests.support.rigs.bench import facts, order, prefill
 from tests.support.rigs.stepped import OURS, PREFILLER, SteppedScheduler, WillingKvd
@@ -304,7 +304,7 @@ def test_one_that_computes_something_else_waits_for_none_that_is_due_soon(
     worker.soon = {"r"}
     assert set(bench.step()[0]) == {"beside"}
     assert worker.waited == 0
-    assert set(worker.posting) == {BUSY_POSTING_WAIT}
+    assert set(worker.posting) == {0.0}
     worker.done, worker.soon = {"r"}, set()
     bench.run_out()
 

@@ -24,7 +24,7 @@ from vllm.v1.outputs import KVConnectorOutput
 from kvd.shown import logger
 from kvd.vllm.metadata import StepMetadata, WorkerMetadata
 from kvd.vllm.scheduler.freed_blocks import changes_blocks
-from kvd.worker.step_loads import BUSY_POSTING_WAIT, IDLE_WAIT, POSTING_WAIT
+from kvd.worker.step_loads import IDLE_WAIT, POSTING_WAIT
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -73,8 +73,9 @@ class EarlyScheduler(AsyncScheduler):
         else:
             self._take(self._complete(worker))
             output = super().schedule(*arguments, **named)
-            begun = begin_if_untouched(worker, output, self._posting_wait(output))
-            if begun and self._used_soon(worker, output):
+            idle = not output.total_num_scheduled_tokens and not self._lockstep
+            begun = begin_if_untouched(worker, output, POSTING_WAIT if idle else 0.0)
+            if begun and idle and self._used_soon(worker, output):
                 output = in_place_of(output, super().schedule(*arguments, **named))
                 begin_if_untouched(worker, output, 0.0)
         self._idle = not output.total_num_scheduled_tokens
@@ -96,15 +97,10 @@ class EarlyScheduler(AsyncScheduler):
         """Whether other engines wait for each step of this one, as with data parallelism."""
         return bool(self.vllm_config.parallel_config.data_parallel_size > 1)
 
-    def _posting_wait(self, output: SchedulerOutput) -> float:
-        if self._lockstep:
-            return 0.0
-        return BUSY_POSTING_WAIT if output.total_num_scheduled_tokens else POSTING_WAIT
-
     def _used_soon(self, worker: WorkerHalf, output: SchedulerOutput) -> bool:
         """Whether a load is complete before an empty step would be over, and the step can be left out."""
         # What was reported with a step that is under way would wait as long.
-        if self._lockstep or self._under_way or not may_be_left_out(output):
+        if self._under_way or not may_be_left_out(output):
             return False
         return self._take(worker.complete_soon(idle=True))
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from kvd.geometry.model import WorkerGeometry
 from kvd.worker.cause import Cause
@@ -29,17 +29,16 @@ vLLM makes such steps one after the other while all of its requests wait for KV,
 as there are workers, and one more. A new request may have to wait that long. A short load ends within it, its claim
 confirmed: with the next step its end would be known two milliseconds later.
 """
-POSTING_WAIT, BUSY_POSTING_WAIT = 1e-3, 5e-4
-"""Seconds that an idle engine gives its loads to be posted, and one with other work. Their thread needs Python's lock
-for that, and has it at once from a thread that waits; the bytes move while the engine goes on. An engine that does not
-wait gives the lock away some 0.3 ms later, and has to share it then."""
+POSTING_WAIT = 1e-3
+"""Seconds that an idle engine gives its loads to be posted. Their thread needs Python's lock for that, and has it at
+once from a thread that waits; the bytes move while the engine goes on."""
 SOON = 5e-3
 """Seconds within which a load is due that an engine without other work waits for, and makes no step meanwhile."""
 MARKS = 4
 """Steps of which it is kept what was queued before them."""
-NEAR, NEAR_PAST = 5e-4, 2e-4
+NEAR, NEAR_PAST = 3e-4, 2e-4
 """Seconds within which a load is due that a step with other work is put off for, and how long after that it begins
-anyway. The step after it would be the next to use the load, two milliseconds later and more."""
+anyway. The step after it would be the next to use the load, some 2.5 ms later."""
 
 
 class StepLoads:
@@ -56,8 +55,6 @@ class StepLoads:
         """``proceed`` has a load whose device is ready, ``refuse`` one that must not begin; on any thread."""
         self.begun: dict[str, Load] = {}
         """By request: those that were not reported."""
-        self._at_once: list[Load] = []
-        """Of the orders of last, those that need not wait for the device."""
         self._geometry = geometry
         self._record_event = record_event
         self._ends = ends
@@ -80,16 +77,17 @@ class StepLoads:
 
     def begin(self, orders: StepOrders) -> None:
         """Begin the loads of a step."""
-        now, self._at_once = time.monotonic(), []
+        now = time.monotonic()
         look_until = now + PATIENCE if orders.idle else 0.0
         for order in orders.loads:
             self._begin(order, now, look_until)
 
-    def give_time(self, wait: float) -> None:
-        """Give pulls that have just begun ``wait`` seconds to be posted."""
+    def give_time(self, orders: Sequence[LoadOrder], wait: float) -> None:
+        """Give pulls that have begun ``wait`` seconds to be posted."""
         until = time.monotonic() + wait
-        for load in self._at_once if wait else ():
-            if not load.order.transfer_id:
+        for order in orders if wait else ():
+            load = self.begun.get(order.request_id)
+            if load is not None and not order.transfer_id:
                 load.under_way.wait(max(0.0, until - time.monotonic()))
 
     def worth_waiting(self, now: float) -> float:
@@ -124,7 +122,6 @@ class StepLoads:
         elif (event := self._device_for(order)) is not None and not self._gate.is_open(event, look_until):
             self._gate.put(load, event)
         else:
-            self._at_once.append(load)
             self._proceed(load)
 
     def _device_for(self, order: LoadOrder) -> StreamEvent | None:

@@ -213,7 +213,7 @@ class WorkerHalf:
         self._loads.bound(orders)
         self._order_loads(orders)
         loads, orders.loads, orders.answered, orders.dropped = orders.loads, [], [], []
-        self._loads.give_time(wait)
+        self._loads.give_time(loads, wait)
         return bool(loads)
 
     def complete(self, wait: float = 0.0) -> tuple[set[str], StepOutcomes]:
