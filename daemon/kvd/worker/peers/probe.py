@@ -24,7 +24,7 @@ from kvd.backends.errors import BackendError
 from kvd.shown import logger
 from kvd.topology.copies import Copies
 from kvd.topology.descriptors import Descriptors, concatenate
-from kvd.topology.grid import Selection
+from kvd.topology.grid import BlockSelection, RowBlocks
 from kvd.topology.plan import Plan
 from kvd.topology.rate import PIECE, PROBED_BYTES, ROUNDS, Probed
 from kvd.topology.transfer_topology import RemoteEngine
@@ -187,7 +187,7 @@ class Probing:
 
 
 def null_reads(plan: Plan, position: int, *, selection: bool) -> Iterator[Copies]:
-    """The first reads of one remote worker's null block: by address, and with ``selection`` by number too.
+    """The first reads of one remote worker's null block: by address, and with ``selection`` by number too, as a load.
 
     Long rows are cut: every row is read, since each may be in memory that is mapped by itself, but only a part of it.
     By number rows are read whole, so only the first ones are; what counts is that the grid is prepared. All workers'
@@ -197,13 +197,10 @@ def null_reads(plan: Plan, position: int, *, selection: bool) -> Iterator[Copies
     yield Copies(_clipped(_null_rows(plan, position), most))
     grid = plan.grids[position][0]
     if selection and grid.numbered:
-        rows = np.arange(max(1, int(np.searchsorted(np.cumsum(grid.length), most))), dtype=np.int32)
-        rows = rows[: len(grid)]
-        nbytes = int(grid.length[: len(rows)].sum())
-        chosen = Selection(
-            grid, rows * np.int32(grid.local_blocks), rows * np.int32(grid.remote_blocks), nbytes
-        )
-        yield Copies(selection=chosen)
+        rows = min(len(grid), max(1, int(np.searchsorted(np.cumsum(grid.length), most))))
+        null = np.zeros(1, np.int32)
+        part = RowBlocks(0, rows, null, null)
+        yield Copies(selection=BlockSelection(grid, (part,), int(grid.length[:rows].sum())))
 
 
 def sample(plan: Plan, position: int) -> _Sample | None:
