@@ -55,6 +55,7 @@ def main(stages: Sequence[Stage] = STAGES, name: str = "benchmarks.gpu", what: s
                 hosts=hosts,
                 options=dict(options.option),
                 quick=options.quick,
+                rounds=options.rounds,
                 ways=options.ways,
                 starts=options.starts,
             )
@@ -91,6 +92,7 @@ def _options(stages: Sequence[Stage], name: str, what: str | None) -> argparse.N
         help="workers that may start at the same time, if not as many as usual",
     )
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
+    parser.add_argument("--rounds", type=int, default=0, help="of pairs that serve, if not as many as usual")
     options = parser.parse_args()
     unknown = {name for wave in options.only for name in wave} - {s.name for s in stages}
     if unknown:

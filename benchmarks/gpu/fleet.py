@@ -163,6 +163,7 @@ class Fleet:
     options: Mapping[str, Any] = field(default_factory=dict)
     count: int = 0
     quick: bool = False
+    rounds: int = 0
     ways: Sequence[str] = ()
     starts: int = 0
 

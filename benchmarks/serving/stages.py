@@ -36,7 +36,11 @@ def serve(fleet: Fleet, running: Sequence[Pair], hybrid: bool) -> dict[str, list
         return ("pull", "push") if hybrid and pair.spec.way == "direct" else (pair.spec.mode,)
 
     cells = (HYBRID if hybrid else DENSE)[fleet.device]
-    return measure(fleet, running, cells, modes, 1 if fleet.quick else ROUNDS)
+    return measure(fleet, running, cells, modes, _rounds(fleet))
+
+
+def _rounds(fleet: Fleet) -> int:
+    return fleet.rounds or (1 if fleet.quick else ROUNDS)
 
 
 def _spec(fleet: Fleet, kind: str, longest: int, room: float, **what: Any) -> PairSpec:
@@ -85,7 +89,7 @@ def as_users_do(fleet: Fleet, _: Sequence[Pair]) -> Mapping[str, Sequence[str]]:
     """The dense pairs that a router can serve, as `vllm serve`; stock Mooncake has a router of its own."""
     specs = [one for one in _dense(fleet) if one.way not in ("none", "mooncake", "stock-mooncake")]
     chosen = [one for one in specs if not fleet.ways or one.way in fleet.ways]
-    bench_serve(fleet, chosen, 1 if fleet.quick else ROUNDS)
+    bench_serve(fleet, chosen, _rounds(fleet))
     return {}
 
 
