@@ -10,6 +10,7 @@ import hmac
 
 import msgspec
 
+from kvd.vllm.prompt.digest import keyed_hash
 from kvd.worker.remote import RemotePrefill
 
 SEAL_BITS = 128
@@ -39,4 +40,4 @@ def is_sealed(key: bytes, prefill: RemotePrefill) -> bool:
 def _seal(key: bytes, prefill: RemotePrefill) -> str:
     values = (getattr(prefill, name) for name in _PARTS)
     body = [round(value, _DIGITS) if isinstance(value, float) else value for value in values]
-    return hmac.digest(key, _ENCODE((_DOMAIN, body)), "sha256")[: SEAL_BITS // 8].hex()
+    return keyed_hash(key, _ENCODE((_DOMAIN, body)))[: SEAL_BITS // 8].hex()
