@@ -37,9 +37,9 @@ MOST_UNSENT = 4096
 class LocalLine:
     """One connection to kvd after another, for one thread at a time. Nothing waits but `wait`.
 
-    While one thread is in `wait` another may `send`. What the kernel does not take of that is sent once the first waits
-    anew. Nothing is kept for a kvd that is away. ``changed`` is called with True when messages may be sent, and with
-    False when the connection that was so is lost.
+    While one thread is in `wait` another may `send`, if the line is ``ready``. What the kernel does not take of that is
+    sent once the first waits anew. Nothing is kept for a kvd that is away. ``changed`` is called with True when
+    messages may be sent, and with False when the connection that was so is lost.
     """
 
     def __init__(self, address: str, wakes: Sequence[int], changed: Callable[[bool], None]) -> None:

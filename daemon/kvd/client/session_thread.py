@@ -47,7 +47,8 @@ not know us, or has been silent for too long.
 class SessionThread:
     """The socket, the clocks, and all that waits for an answer.
 
-    ``_turn`` is held by the thread but for its waits, and by a caller while it sends.
+    ``_turn`` is held by the thread but for its waits, and by a caller while it sends. No caller does once the thread is
+    ``_leaving``.
     """
 
     def __init__(self, mailbox: Mailbox) -> None:
@@ -82,16 +83,20 @@ class SessionThread:
             self._keep_time(time.monotonic())
 
     def send_now(self, pending: Pending) -> bool:
-        """On any thread: send a call that nothing is before. False where it has to be posted instead; never waits."""
+        """On any thread: send a call that nothing is before. False where it has to be posted instead; never waits.
+
+        What is put off is not before it.
+        """
         if not self._turn.acquire(blocking=False):
             return False
         try:
-            registered = self.registration == "registered" and not self._leaving
-            if not registered or self.mailbox.inbox or not self.line.is_free() or len(self.waiting) >= QUEUE:
+            now, registered = time.monotonic(), self.registration == "registered" and not self._leaving
+            behind = any(item.due <= now for item in list(self.mailbox.inbox))
+            if not registered or behind or not self.line.is_free() or len(self.waiting) >= QUEUE:
                 return False
             correlation = self._next_id()
             self.waiting[correlation] = pending
-            self._send_pending(correlation, pending, time.monotonic())
+            self._send_pending(correlation, pending, now)
             self.mailbox.alarm.by(pending.gives_up)
             if not self.line.is_free():
                 self.mailbox.rouse()

@@ -62,7 +62,7 @@ class StepLoads:
         self._refuse = refuse
         self._reached: StreamEvent | None = None
         self._marks: deque[tuple[int, StreamEvent]] = deque(maxlen=MARKS)
-        """The last steps by number: what was queued on the device before each."""
+        """The last steps by number: what was queued on the device before each, its changes of blocks included."""
         self._gate = StreamGate(proceed, refuse)
 
     def bound(self, orders: StepOrders) -> None:

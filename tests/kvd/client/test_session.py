@@ -88,6 +88,77 @@ def test_a_call_made_while_kvd_is_away_is_answered_when_it_is_back() -> None:
         assert isinstance(future.result(20), KvdStatus)
 
 
+def nobody(_: Mailbox, pending: Pending) -> bool:
+    """Takes the place of `Mailbox.post`."""
+    raise AssertionError(f"the session's thread is to send {pending.message}")
+
+
+def test_a_call_is_sent_by_its_caller_where_nothing_is_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with daemons() as (kvd,), session(kvd, worker(facts("e"))) as one:
+        one.wait(lambda s: s.connected, 20)
+        monkeypatch.setattr(Mailbox, "post", nobody)
+        assert isinstance(one.call(GetStatus(), 20).result(20), KvdStatus)
+        monkeypatch.undo()
+
+
+def test_a_call_from_within_a_push_is_answered_after_it() -> None:
+    """The thread that would read the answer is the one that calls."""
+    called: list[Future[Message]] = []
+
+    def on_push(_: Message) -> None:
+        called.append(one.call(GetStatus(), 20))
+
+    with daemons() as (kvd,), session(kvd, scheduler(facts("e"), (OpenLease("r", 30.0),)), on_push) as one:
+        one.wait(lambda s: s.connected, 20)
+        claim = LeaseClaim(key=LeaseKey(engine_id="e", request_id="r"), reader="one", extend_seconds=60)
+        assert isinstance(one.call(claim, 20).result(20), LeaseClaimed)
+        assert isinstance(called[0].result(20), KvdStatus)
+
+
+def test_what_is_put_off_keeps_no_call_from_being_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    with daemons() as (kvd,), session(kvd, worker(facts("e"))) as one:
+        one.wait(lambda s: s.connected, 20)
+        later = one.deliver("later", GetStatus(), after=60.0)
+        monkeypatch.setattr(Mailbox, "post", nobody)
+        assert isinstance(one.call(GetStatus(), 20).result(20), KvdStatus)
+        assert not later.done()
+        monkeypatch.undo()
+
+
+def test_a_call_that_kvd_has_no_room_for_is_sent_when_it_has() -> None:
+    """Its caller does not wait: the session's thread sends what is left of it."""
+    most = ReportTransfers(incarnation="i", records=tuple(record(number) for number in range(100)))
+    with daemons() as (kvd,), session(kvd, worker(facts("e"), incarnation="i")) as one:
+        one.wait(lambda s: s.connected, 20)
+        kvd.signal(signal.SIGSTOP)
+        asked = [one.call(most, 60) for _ in range(200)]
+        kvd.signal(signal.SIGCONT)
+        assert {type(each.result(60)) for each in asked} == {Ok}
+
+
+def test_calls_of_many_threads_each_get_their_own_answer() -> None:
+    threads, calls = 8, 150
+    found: list[tuple[int, int]] = []
+    with daemons() as (kvd,), session(kvd, worker(facts("e"))) as one:
+        one.wait(lambda s: s.connected, 20)
+
+        def ask(number: int) -> None:
+            for at in range(calls):
+                name = f"{number}-{at}"
+                key = LeaseKey(engine_id="nobody", request_id=name)
+                answer = one.call(LeaseClaim(key=key, reader=name), 20).result(20)
+                assert isinstance(answer, LeaseClaimed)
+                assert answer.request_id == name
+                found.append((number, at))
+
+        asking = [threading.Thread(target=ask, args=(number,)) for number in range(threads)]
+        for thread in asking:
+            thread.start()
+        for thread in asking:
+            thread.join(60)
+        assert len(set(found)) == threads * calls
+
+
 def test_calls_end_with_the_error_that_fits() -> None:
     with daemons() as (kvd,), session(kvd, worker(facts("e"))) as one:
         with pytest.raises(RefusedByDaemon, match="no engine 'x'"):

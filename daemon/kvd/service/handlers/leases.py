@@ -13,6 +13,7 @@ from kvd.service.handlers.senders import scheduler_of
 from kvd.service.sockets.router import Caller
 from kvd.wire.frame import kind_of
 from kvd.wire.handshake import GetPeer
+from kvd.wire.identity import HERE
 from kvd.wire.lease import (
     LeaseClaim,
     LeaseClaimed,
@@ -109,16 +110,21 @@ def _refuse_new(daemon: Daemon, client: Client, claim: LeaseClaim) -> None:
 def _is_current(daemon: Daemon, caller: Caller, client: Client, claim: LeaseClaim) -> bool:
     """Whether the prefiller is of the generation that a claim names, and known to the reader's engine.
 
-    A lease is of a name alone: the engine may have restarted, and have given that name again.
+    A lease is of a name alone: the engine may have restarted, and have given that name again. Whoever was not given the
+    prefiller is not told of its end, and has to ask for it.
     """
     key = claim.key
     if not claim.generation:
         return False
+    reader = client.engine.engine_id
     if is_ours(daemon, key.endpoint):
-        owner = daemon.registry.ready(key.engine_id)
-        return owner is not None and owner.generation == claim.generation
+        owner, engine = daemon.registry.ready(key.engine_id), daemon.registry.ready(reader)
+        if owner is None or engine is None or owner.generation != claim.generation:
+            return False
+        users = daemon.handshakes.users(HERE, key.engine_id, claim.generation)
+        return users.get(reader) == engine.generation
     question = GetPeer(
-        local_engine=client.engine.engine_id,
+        local_engine=reader,
         engine_id=key.engine_id,
         endpoint=key.endpoint,
         generation=claim.generation,

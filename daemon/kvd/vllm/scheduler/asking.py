@@ -109,6 +109,8 @@ def look_at_lease(asker: ClaimAsker, claim: Claim, now: float) -> None:
     """Take the answer on a lease that nobody has confirmed yet, if it is there; ask again where that is due."""
     if claim.lease.answer is not None and claim.lease.answer.done():
         take_lease(asker, claim)
+        if claim.lease.valid_until and not claim.peer_known and claim.peer is None and now >= claim.peer_due:
+            ask_peer(asker, claim)  # the answer told nothing of it
     elif claim.lease.answer is None and now >= claim.lease.due:
         ask_lease(asker, claim, now, 0.0)
     state = asker.session.state

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from kvd.wire.frame import Message
 from kvd.wire.handshake import PeerGone, PeerReady
-from kvd.wire.identity import DIGEST_KEY_BYTES, Endpoint, EngineCard
+from kvd.wire.identity import DIGEST_KEY_BYTES, HERE, Endpoint, EngineCard
 from kvd.worker.remote import RemotePrefill
-
-HERE = Endpoint()
-"""Stands for the kvd of this host, whatever address params give it."""
 
 
 class KnownPeers:

@@ -19,10 +19,10 @@ from kvd.vllm.prompt.digest import new_key
 from kvd.vllm.prompt.parts import Prompt
 from kvd.vllm.prompt.seal import sealed
 from kvd.vllm.scheduler.claims import Claims
-from kvd.vllm.scheduler.known_peers import HERE, KnownPeers
+from kvd.vllm.scheduler.known_peers import KnownPeers
 from kvd.vllm.scheduler.load_order import load_order
 from kvd.wire.frame import Message, decode, encode
-from kvd.wire.identity import EngineCard, EngineFacts
+from kvd.wire.identity import HERE, EngineCard, EngineFacts
 from kvd.wire.lease import LeaseClaimed
 from kvd.worker.orders import LoadOrder
 from kvd.worker.remote import RemotePrefill

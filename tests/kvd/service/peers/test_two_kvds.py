@@ -268,7 +268,10 @@ def test_leases_are_claimed_extended_and_released_from_afar() -> None:
 
 
 def test_workers_hear_at_once_that_a_claim_of_their_scheduler_was_confirmed() -> None:
-    """Only of a prefiller that is of the generation which the claim names: leases have names alone."""
+    """Only of a prefiller that is of the generation which the claim names: leases have names alone.
+
+    The scheduler hears so with the answer.
+    """
     told: list[Message] = []
 
     def confirmed() -> list[Message]:
@@ -286,20 +289,23 @@ def test_workers_hear_at_once_that_a_claim_of_their_scheduler_was_confirmed() ->
         generation = prefiller.wait(lambda s: bool(s.engine_generation), 20).engine_generation
         decoder.wait(lambda s: bool(s.engine_generation), 20)
 
-        def claim(reader: str, of: str, name: str = "r") -> float:
+        def claim(reader: str, of: str, name: str = "r") -> tuple[bool, str]:
+            """Whether it is kept, and of which generation kvd says the prefiller to be."""
             key = LeaseKey(engine_id="p", request_id=name, endpoint=far.endpoint)
             asked = LeaseClaim(key=key, reader=reader, generation=of)
             answer = decoder.call(asked, 20).result(20)
             assert isinstance(answer, LeaseClaimed)
-            return answer.seconds
+            kept.append(answer.seconds)
+            return answer.seconds > 0, answer.generation
 
-        assert claim("stranger", generation) > 0, "and this kvd has not met the prefiller yet"
+        kept: list[float] = []
+        assert claim("stranger", generation) == (True, ""), "this kvd has not met the prefiller yet"
         decoder.call(msgspec.structs.replace(ask_for(far), keyed=True), 20).result(20)
-        assert claim("plain", "") > 0
-        assert claim("older", "another generation") > 0
-        assert claim("gone", generation, "never opened") == 0
-        seconds = claim("mine", generation)
-        assert wait_for(confirmed) == [LeaseConfirmed(reader="mine", seconds=seconds)]
+        assert claim("plain", "") == (True, "")
+        assert claim("older", "another generation") == (True, "")
+        assert claim("gone", generation, "never opened") == (False, "")
+        assert claim("mine", generation) == (True, generation)
+        assert wait_for(confirmed) == [LeaseConfirmed(reader="mine", seconds=kept[-1])]
 
 
 def test_a_lease_that_runs_out_ends_and_one_whose_owner_dies_too() -> None:
