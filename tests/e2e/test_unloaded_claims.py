@@ -141,7 +141,7 @@ def test_the_first_step_has_a_load_begin_though_kvd_has_not_answered(opened: Ope
     assert bench.scheduler.requests["r"].status.name == "WAITING_FOR_REMOTE_KVS"
     assert bench.step()[1].orders.answered == []
     for asked in kvd.asked(LeaseClaim):
-        asked.answer(LeaseClaimed(request_id="p-1", seconds=20.0))
+        asked.answer(LeaseClaimed(request_id="p-1", seconds=20.0, generation=asked.message.generation))
     assert [(one.request_id, one.refused) for one in bench.step()[1].orders.answered] == [("r", None)]
 
 
