@@ -83,9 +83,9 @@ class SessionThread:
             self._keep_time(time.monotonic())
 
     def send_now(self, pending: Pending) -> bool:
-        """On any thread: send a call that nothing is before. False where it has to be posted instead; never waits.
+        """On any thread: send a call that no due message is ahead of. False where it has to be posted; never waits.
 
-        What is put off is not before it.
+        Deliveries that are put off do not hold it up.
         """
         if not self._turn.acquire(blocking=False):
             return False

@@ -50,7 +50,7 @@ from kvd.vllm.memory.tensors import sibling_geometries, worker_geometry
 from kvd.vllm.metadata import StepMetadata, WorkerMetadata
 from kvd.vllm.metrics import KvdPromMetrics, KvdTransferStats, transfer_stats
 from kvd.vllm.scheduler.half import SchedulerHalf
-from kvd.vllm.scheduler.rehearsal import rehearse
+from kvd.vllm.scheduler.rehearsal import try_rehearsal
 from kvd.vllm.stock import connector_settings
 from kvd.worker.orders import StepOutcomes
 from kvd.worker.push.prefiller import Pushing
@@ -136,7 +136,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
                 self._opens_session(f"kvd-scheduler-{self._engine.engine_id[:8]}"),
             )
             if self._engine.role != "prefill":
-                rehearse(self._settings, self._groups)
+                try_rehearsal(self._settings, self._groups)
 
     # --- the worker's half ---
 

@@ -35,7 +35,7 @@ class LeaseClaim(Request, tag="lease_claim", frozen=True, kw_only=True):
 
     A prefill may have several readers: `n` answers of one prompt, a retry, two decoders. With the prefiller's
     ``generation`` its load may be under way: the reader's workers are told at once, by a `LeaseConfirmed`, where the
-    lease is kept and the prefiller is of that generation. The answer says so as well.
+    lease is kept and the reader's engine was given the prefiller in that generation. The answer says so as well.
     """
 
     key: LeaseKey
@@ -48,7 +48,7 @@ class LeaseClaimed(Reply, tag="lease_claimed", frozen=True, kw_only=True):
     """``seconds`` for which the blocks are certain to be kept, counted from when the claim was *sent*; 0: no lease.
 
     ``ended``: there was one for certain, and its blocks may be free. Else it may not have been opened here yet.
-    ``generation`` is the claim's, from the reader's own kvd, where that knows the prefiller to be of it.
+    ``generation`` is the claim's, from the reader's own kvd, if that gave its engine the prefiller in it.
     """
 
     request_id: Id

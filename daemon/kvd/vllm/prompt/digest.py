@@ -98,9 +98,12 @@ def keyed_hash(key: bytes, data: bytes) -> bytes:
     return made.digest()
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=64)
 def _begun(key: bytes) -> hmac.HMAC:
-    """One that has nothing but the key. OpenSSL takes ten times as long to begin another as to copy it."""
+    """One that has nothing but the key, of a prefiller that was compared with lately.
+
+    OpenSSL takes ten times as long to begin another as to copy it.
+    """
     return hmac.new(key, digestmod="sha256")
 
 

@@ -3,8 +3,8 @@
 With asynchronous scheduling and with pipelines a step is scheduled while others are under way. Where a load goes into
 blocks that no request had lately, it need not wait for those (`kvd.worker.step_loads`). A step touches the blocks of
 its own requests alone. So a block that is free before a step is scheduled, and then given to a load, is not touched by
-that step nor by later ones. One that is taken back while a step is scheduled counts as taken back before it: vLLM gives
-it to requests of that very step, and a load among them waits for those before.
+that step nor by later ones. A block that is taken back while a step is scheduled counts as taken back before it: vLLM
+may give it to requests of that very step. A load among them waits for the earlier steps.
 
 vLLM has a fence of its own: it takes a finished request's blocks back after the steps that were under way. But a layer
 with a window gives blocks up while a step reads them, and what a step does after its tokens are sampled (a drafter, a

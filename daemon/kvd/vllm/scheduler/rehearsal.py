@@ -2,7 +2,7 @@
 
 What runs for the first time takes several times as long: Python adapts code that it has run, msgspec makes its
 encoders, libraries look up what they need. So an engine that starts goes through the arrival of a request that nobody
-sent, of a prefiller that does not exist, without a kvd. Nothing of it is kept.
+sent, of a prefiller that does not exist, without a kvd. No engine, kvd or peer sees anything of it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 
 from kvd.client.mailbox import SessionState
+from kvd.shown import logger
 from kvd.vllm.memory.groups import GroupFacts, has_state
 from kvd.vllm.params import finished_prefill
 from kvd.vllm.prompt.digest import new_key
@@ -28,11 +29,21 @@ from kvd.worker.orders import LoadOrder
 from kvd.worker.remote import RemotePrefill
 from kvd.worker.settings import ConnectorSettings
 
+log = logger(__name__)
+
 TIMES = 12
 """Python adapts code that has run some times, each function by itself."""
 TOKENS = 512
 """Of the prompt."""
 _NOBODY = "rehearsal"
+
+
+def try_rehearsal(settings: ConnectorSettings, groups: Sequence[GroupFacts]) -> None:
+    """`rehearse`, of which no engine's start depends."""
+    try:
+        rehearse(settings, groups)
+    except Exception:  # whatever it is, the first request meets it where it is dealt with
+        log.exception("the rehearsal of a request's arrival failed; the first one may take longer")
 
 
 def rehearse(settings: ConnectorSettings, groups: Sequence[GroupFacts]) -> LoadOrder:

@@ -26,7 +26,7 @@ LOOK, PATIENCE = 100e-6, 100e-6
 class StreamGate:
     """A thread that lets loads pass in order, each when its event is reached; it starts with the first.
 
-    One whose event comes before that of the load before it waits for both, which is for a part of a step.
+    A load whose event comes sooner than its predecessor's waits for both. That costs it a part of a step.
 
     ``passed`` and ``refused`` are called on that thread, one of them for each load.
     """

@@ -308,6 +308,32 @@ def test_workers_hear_at_once_that_a_claim_of_their_scheduler_was_confirmed() ->
         assert wait_for(confirmed) == [LeaseConfirmed(reader="mine", seconds=kept[-1])]
 
 
+def test_on_one_host_kvd_says_so_to_whom_it_gave_the_prefiller_and_to_nobody_else() -> None:
+    """Whoever was not given it is not told of its end, and has to ask for it."""
+    with (
+        daemons() as (kvd,),
+        session(kvd, worker(facts("p", role="decode"))) as prefiller,  # which kvd gives nobody by itself
+        session(kvd, scheduler(facts("p", role="decode"), (OpenLease("r", 30.0, 3),), digest_key=b"k" * 32)),
+        session(kvd, worker(facts("d"))),
+        session(kvd, scheduler(facts("d"))) as decoder,
+    ):
+        generation = prefiller.wait(lambda s: bool(s.engine_generation), 20).engine_generation
+        decoder.wait(lambda s: bool(s.engine_generation), 20)
+
+        def claim(of: str) -> str:
+            key = LeaseKey(engine_id="p", request_id="r")
+            answer = decoder.call(LeaseClaim(key=key, reader="one", generation=of), 20).result(20)
+            assert isinstance(answer, LeaseClaimed)
+            assert answer.seconds > 0
+            return answer.generation
+
+        assert claim(generation) == ""
+        wanted = GetPeer(local_engine="d", engine_id="p", generation=generation, keyed=True)
+        assert isinstance(decoder.call(wanted, 20).result(20), PeerReady)
+        assert claim(generation) == generation
+        assert claim("another generation") == ""
+
+
 def test_a_lease_that_runs_out_ends_and_one_whose_owner_dies_too() -> None:
     ended: list[Message] = []
     with daemons() as (kvd,), session(kvd, scheduler(facts("p"), (OpenLease("short", 0.3),)), ended.append):

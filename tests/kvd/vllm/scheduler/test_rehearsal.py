@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvd.vllm.scheduler import rehearsal
-from kvd.vllm.scheduler.rehearsal import TIMES, TOKENS, rehearse
+from kvd.vllm.scheduler.rehearsal import TIMES, TOKENS, rehearse, try_rehearsal
 from kvd.wire.frame import encode
 from kvd.wire.lease import LeaseClaim, LeaseRelease
 from kvd.worker.settings import ConnectorSettings
@@ -36,6 +36,28 @@ def test_it_goes_as_far_as_the_order_of_a_load(specs: tuple[Any, ...]) -> None:
     assert order.unanswered, "as the first request's load begins beside its claim"
     assert set(order.groups) == set(range(len(specs)))
     assert order.block_ids
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ConnectorSettings(lease_seconds=0.1, lease_margin=0.05, handshake_timeout=0.01),
+        ConnectorSettings(mode="push"),
+    ],
+)
+def test_no_setting_keeps_it_from_its_end(settings: ConnectorSettings) -> None:
+    assert rehearse(settings, groups_of(cache_config(10, (full(16), ("layer0",))))).block_ids
+
+
+def test_an_engine_starts_whatever_becomes_of_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> None:
+        raise ValueError("a new kind of block")
+
+    monkeypatch.setattr(rehearsal, "load_order", broken)
+    try_rehearsal(ConnectorSettings(), groups_of(cache_config(10, (full(16), ("layer0",)))))
+    assert "a new kind of block" in caplog.text
 
 
 def test_what_a_request_sends_is_encoded_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
