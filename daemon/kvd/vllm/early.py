@@ -23,7 +23,7 @@ from vllm.v1.outputs import KVConnectorOutput
 
 from kvd.shown import logger
 from kvd.vllm.metadata import StepMetadata, WorkerMetadata
-from kvd.vllm.scheduler.freed_blocks import changes_blocks
+from kvd.vllm.vllm_types import changes_blocks
 from kvd.worker.step_loads import IDLE_WAIT, POSTING_WAIT
 
 if TYPE_CHECKING:

@@ -10,6 +10,8 @@ from kvd.wire.limits import Facts
 
 LOOKAHEAD = "prefill_lookahead"
 """The fact of an engine that `lookahead_of` reads."""
+_BEFOREHAND = ("new_block_ids_to_zero", "kv_cache_block_copies")
+"""What vLLM's SchedulerOutput says of blocks that a step changes before it computes."""
 BlockTable = Sequence[Sequence[int]]
 """A request's block ids by group."""
 
@@ -55,6 +57,11 @@ def table_in(
     """The block table of a request that a step computes; from ``table`` where the step's output has none."""
     state = getattr(output, "kv_connector_block_state", None)  # builds before 0.29 have none
     return (state.get_block_ids(request_id) if state is not None else None) or table(request_id)
+
+
+def changes_blocks(output: object) -> bool:
+    """Whether a step zeroes or copies blocks before it computes."""
+    return any(getattr(output, name, None) for name in _BEFOREHAND)
 
 
 def wants_prompt_logprobs(request: VllmRequest) -> bool:

@@ -18,12 +18,11 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
+from kvd.vllm.vllm_types import changes_blocks
 from kvd.worker.orders import LoadOrder
 
 KEPT = 4
 """Steps for which it is remembered what was taken back. Of a block of before, that many steps ago counts."""
-_BEFOREHAND = ("new_block_ids_to_zero", "kv_cache_block_copies")
-"""What vLLM's SchedulerOutput says of blocks that a step changes before it computes."""
 
 
 class FreedBlocks:
@@ -70,8 +69,3 @@ class FreedBlocks:
         mine = order.block_ids
         lately = (step for step, freed in self._freed if not freed.isdisjoint(mine))
         return max(lately, default=self._step - KEPT)
-
-
-def changes_blocks(output: object) -> bool:
-    """Whether a step zeroes or copies blocks before it computes (vLLM's SchedulerOutput)."""
-    return any(getattr(output, name, None) for name in _BEFOREHAND)
