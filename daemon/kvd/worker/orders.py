@@ -72,8 +72,8 @@ class LoadOrder:
     of this request before. ``unanswered``: its claim is under way still, so nothing of it is reported before the
     `ClaimAnswer`, or kvd's word for its ``reader``; it was sent ``asked_before`` seconds ago. ``checked``: it is read
     from a prefix cache, whose holder is asked afterwards what became of that ``reader``'s blocks. ``traceparent`` is of
-    its request (`kvd.wire.limits.TraceParent`). No step ``after`` that one (`StepOrders.number`) touches its blocks but
-    those that use them; None: any may.
+    its request (`kvd.wire.limits.TraceParent`). Of the steps under way none ``after`` that number (`StepOrders.number`)
+    touches its blocks; None: any may.
     """
 
     request_id: str
