@@ -121,7 +121,7 @@ def read(kind: str, probe: bool, blocks: int, pipe: Connection) -> None:
     if probe and not probed.wait(SETTLE):
         raise SystemExit("the probe has not ended")
     until = time.monotonic() + SETTLE
-    while (lane._lanes.now is None or lane._activity.now) and time.monotonic() < until:  # noqa: SLF001 - it tells nobody else
+    while (lane.lanes.now is None or lane._activity.now) and time.monotonic() < until:  # noqa: SLF001 - it tells nobody else
         time.sleep(0.01)
     blocks_of = memory.reshape(LAYERS, BLOCKS, PAGE)
     if probe and not (blocks_of[:, 0] == 7).all():

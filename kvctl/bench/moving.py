@@ -19,7 +19,8 @@ from kvd.topology.transfer_topology import TransferTopology
 from kvd.worker.cause import text_of
 from kvd.worker.load import Load, LoadPiece, LoadPieces, load_of
 from kvd.worker.orders import LoadOrder, plain
-from kvd.worker.pull.reader import FAST_FOR, POLL_FAST, POLL_SLOW, PullThread
+from kvd.worker.pull.looks import FAST_FOR, POLL_FAST, POLL_SLOW
+from kvd.worker.pull.reader import PullThread
 from kvd.worker.remote import RemotePrefill
 
 STAGES = ("plan", "prepare", "post", "wire", "complete")

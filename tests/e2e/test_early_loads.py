@@ -23,6 +23,7 @@ from kvd.worker.orders import (
     StepOutcomes,
     SumOrders,
 )
+from kvd.worker.remote import RemotePrefill
 from kvd.worker.step_loads import IDLE_WAIT, NEAR, POSTING_WAIT
 from tests.e2e.test_unloaded_claims import BLOCK, PROMPT, TOKENS, pulled
 from tests.support.rigs.bench import facts, order, prefill
@@ -48,6 +49,12 @@ class OnlyWorker:
         """The same of each step, for its loads to be posted."""
         self.waited = 0
         """How often it was asked for what is due soon."""
+        self.in_step = self
+        self.within = False
+        """Whether its loads can be used in the step that orders them."""
+
+    def takes(self, _prefill: RemotePrefill, _tokens: int, _most_seconds: float) -> bool:
+        return self.within
 
     def begin_ahead(self, orders: StepOrders, wait: float) -> bool:
         self.posting.append(wait)

@@ -108,6 +108,8 @@ class MadeUpFlight:
     seconds: float = 0.25
     copied: int = -1
     waited: bool = False
+    before: list[int] = field(default_factory=list)
+    """The streams that wait for it."""
 
     def done(self, *, wait: bool = False) -> bool:
         self.waited = wait
@@ -118,6 +120,11 @@ class MadeUpFlight:
         if self.copied < 0:
             self.copied = run_job(self.rows, self.job)
         return True
+
+    def precede(self, stream: int) -> None:
+        if self.broken:
+            raise RuntimeError(self.broken)
+        self.before.append(stream)
 
 
 @dataclass(eq=False)

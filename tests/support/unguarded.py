@@ -23,7 +23,7 @@ _close = PullThread._close
 def _let_live(self: PullThread) -> tuple[Lane, str] | None:
     if not Path(os.environ["TEST_UNGUARDED"]).exists():
         return _close(self)
-    lane, self._lanes.now = self._lanes.now, None
+    lane, self.lanes.now = self.lanes.now, None
     if lane is not None:
         transfers = [transfer for load in self._active for transfer in load.pieces.transfers]
         threading.Thread(target=_poll_on, args=(lane, transfers), daemon=True).start()

@@ -157,6 +157,26 @@ def takes_selections(lane: Lane) -> TypeGuard[SelectingLane]:
     return hasattr(lane, "submit_selection")
 
 
+@runtime_checkable
+class OrderedLane(Lane, Protocol):
+    """A lane whose transfers the device makes by itself, so that its streams can be put behind them.
+
+    Host memory has no streams: there the transfer is over when `precede` returns.
+    """
+
+    def precede(self, transfer: Transfer, stream: int) -> None:
+        """Have the device do what is queued on ``stream``, its own handle, from now on after the transfer.
+
+        Does not wait for the device; for any thread. Of a transfer that fails, this says nothing. Raises `BackendError`
+        where the device does not take it.
+        """
+
+
+def orders_streams(lane: Lane | None) -> TypeGuard[OrderedLane]:
+    """Whether a lane is an `OrderedLane` as it is now: one that stands for several goes by what was chosen."""
+    return hasattr(lane, "precede")
+
+
 def holdings_of(lane: Lane) -> tuple[Holding, ...]:
     """What a lane holds of its peers, for people; nothing of one that does not say. Never waits; for any thread."""
     holdings = getattr(lane, "holdings", None)

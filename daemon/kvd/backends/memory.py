@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvd.backends.contract import Operation, Traits, Transfer
+from kvd.backends.contract import Operation, State, Traits, Transfer
 from kvd.backends.envelope import Envelope, pack, unpack
 from kvd.backends.errors import TransferRefused, WorkerUnreachable
 from kvd.backends.lanes import EngineBackend, EngineLane, EngineWindow
@@ -177,6 +177,13 @@ class MemoryLane(EngineLane[_MemoryPeer, _Copying]):
         """
         check_selection(selection, backend=NAME)
         return self.submit(peer, selection.descriptors(), operation)
+
+    def precede(self, transfer: Transfer, stream: int) -> None:  # noqa: ARG002 - the host has no streams
+        """See that the bytes are here, as a device's stream would; on any thread."""
+        while (
+            self.poll(transfer) is State.PENDING and transfer.handle.number not in self._backend.faults.hold
+        ):
+            pass
 
     def _look(self, work: _Copying, transfer: Transfer) -> None:
         faults = self._backend.faults

@@ -21,7 +21,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from kvd.backends.contract import Holding, Operation, SelectingLane, State, Transfer, holdings_of
+from kvd.backends.contract import (
+    Holding,
+    Operation,
+    SelectingLane,
+    State,
+    Transfer,
+    holdings_of,
+    orders_streams,
+)
 from kvd.backends.errors import BackendError
 from kvd.backends.lanes import EngineLane
 from kvd.topology.descriptors import Descriptors
@@ -173,6 +181,17 @@ class SplitLane(EngineLane[SplitPeer, _Split]):
                 _posting_selection(peer, piece, operation) for piece in split_selection(selection, pieces)
             ]
             return self._start(Transfer(peer, nbytes, len(selection), _Split(deque(split))))
+
+    @property
+    def precede(self) -> Callable[[Transfer, int], None]:
+        """As its lanes, of a whole transfer (`kvd.backends.contract.OrderedLane`); AttributeError if they have none."""
+        if not orders_streams(self._first):
+            raise AttributeError("precede")
+        return self._await
+
+    def _await(self, transfer: Transfer, _stream: int) -> None:
+        while self.poll(transfer) is State.PENDING:
+            pass
 
     def poll(self, transfer: Transfer) -> State:
         """Look once and update ``transfer``; pieces that nobody has taken are taken now."""

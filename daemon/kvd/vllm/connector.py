@@ -45,11 +45,12 @@ from kvd.vllm.memory.caches import by_layer, in_one_form
 from kvd.vllm.memory.groups import cached_blocks, group_facts
 from kvd.vllm.memory.page_sums import summer_of
 from kvd.vllm.memory.pool import kv_memory
-from kvd.vllm.memory.streams import event_recorder
+from kvd.vllm.memory.streams import event_recorder, stream_handle
 from kvd.vllm.memory.tensors import sibling_geometries, worker_geometry
 from kvd.vllm.metadata import StepMetadata, WorkerMetadata
 from kvd.vllm.metrics import KvdPromMetrics, KvdTransferStats, transfer_stats
 from kvd.vllm.scheduler.half import SchedulerHalf
+from kvd.vllm.scheduler.in_step import InStep
 from kvd.vllm.scheduler.rehearsal import try_rehearsal
 from kvd.vllm.stock import connector_settings
 from kvd.worker.orders import StepOutcomes
@@ -109,8 +110,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         self._settings = several_hosts(vllm_config, settings)
         if of_stock and role == KVConnectorRole.SCHEDULER:
             log.warning("%s", of_stock)
-        dcp = vllm_config.parallel_config.decode_context_parallel_size
-        self._groups = group_facts(kv_cache_config, dcp)
+        self._groups = group_facts(kv_cache_config, vllm_config.parallel_config.decode_context_parallel_size)
         layers = sum(len(g.layer_names) for g in kv_cache_config.kv_cache_groups)
         self._safe = safe_loads(vllm_config, self._groups)
         self._brings_states = brings_states(self._groups, self._safe)
@@ -121,10 +121,10 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         self._kv_caches: dict[str, torch.Tensor] = {}
         self._owed = Results(), StepOutcomes()
         self._bad_blocks: set[int] = set()
-        self._copy = False
+        self._copy = self._idle = False
         self._unread: set[str] = set()
-        self._idle = False
         self._pushing: Pushing | None = None
+        self._device = vllm_config.device_config.device_type
         # With microbatches the hook is called when half of the step's tokens are there.
         self._layerwise = not getattr(vllm_config.parallel_config, "use_ubatching", False)
         if role == KVConnectorRole.SCHEDULER:
@@ -142,8 +142,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_mem_pool_context(self) -> AbstractContextManager[None] | None:
         """Where the KV memory is to be allocated: on CPUs, where the backend has use for it, as memory to be mapped."""
-        device = self._vllm_config.device_config.device_type
-        return kv_memory(self._settings.backend, self._settings.backend_options, device)
+        return kv_memory(self._settings.backend, self._settings.backend_options, self._device)
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Describe the KV memory, register it with the backend, present this worker to kvd."""
@@ -167,9 +166,10 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
                 self._settings.backend_options,
             ),
             self._opens_session(f"kvd-worker-{geometry.rank}"),
-            event_recorder(self._vllm_config.device_config.device_type),
+            event_recorder(self._device),
             summer_of,
             memory=kv_caches,
+            stream_of=stream_handle(self._device),
         )
         half.inherit(*self._owed)
         self._worker = half
@@ -347,9 +347,10 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
             self._half.loads_ended(set(received or ()), outcomes)
 
     @property
-    def only_worker(self) -> WorkerHalf | None:
-        """This engine's only worker, where it is in this process (`kvd.vllm.early`)."""
-        return only_worker(self._engine.engine_id)
+    def at_hand(self) -> tuple[WorkerHalf, InStep] | None:
+        """This engine's only worker, where it is in this process, and the loads that their own steps use."""
+        worker = only_worker(self._engine.engine_id)
+        return (worker, self._half.in_step) if worker is not None else None
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """A request of a model with one group ended."""

@@ -9,20 +9,24 @@ An engine without other work would make a step that computes nothing for the sak
 than most of them. The scheduler waits for a load that is due soon, and schedules the step that uses it instead. One
 with other work puts a step off for a load that is due within a fraction of a millisecond.
 
-Only complete loads go this way. A miss is reported with its step, as vLLM's recovery expects it.
+Of loads that end between steps only complete ones go this way: a miss is reported with its step, as vLLM's recovery
+expects it. A short load may be used in the step that orders it (`kvd.vllm.scheduler.in_step`). Whether it stands is
+asked before that step's results are taken, and of a miss the request is taken back.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import weakref
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Container, Mapping, Sized
+from typing import TYPE_CHECKING, Any, Protocol
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.outputs import KVConnectorOutput
 
 from kvd.shown import logger
 from kvd.vllm.metadata import StepMetadata, WorkerMetadata
+from kvd.vllm.taking_back import can_take_back, take_back
 from kvd.vllm.vllm_types import changes_blocks
 from kvd.worker.step_loads import IDLE_WAIT, POSTING_WAIT
 
@@ -51,6 +55,23 @@ _only_workers: weakref.WeakValueDictionary[str, WorkerHalf] = weakref.WeakValueD
 """The workers of this process that are all of their engines, by engine id."""
 
 
+class UsedInStep(Protocol):
+    """The loads that their own steps use (`kvd.vllm.scheduler.in_step.InStep`)."""
+
+    @property
+    def unsettled(self) -> Sized:
+        """Those of steps whose results were not taken."""
+
+    def at_hand(self, loads: Any, *, busy: bool) -> None:
+        """A step is about to be scheduled, by who can take requests back; ``busy``: others compute in it."""
+
+    def missed(self, scheduled: Container[str]) -> Mapping[str, Collection[int]]:
+        """Of a step's requests those whose loads are misses, with the blocks of each."""
+
+    def tell(self) -> None:
+        """Tell what became of loads; nobody waits for that."""
+
+
 class EarlyScheduler(AsyncScheduler):
     """vLLM's asynchronous scheduler, at one with the engine's only worker.
 
@@ -61,17 +82,22 @@ class EarlyScheduler(AsyncScheduler):
     """Whether the last step computed nothing, and no request came since."""
     _under_way = 0
     """Steps of which it was not told what came of them."""
+    _in_step: UsedInStep | None = None
+    """The loads that their own steps use; None where a request cannot be taken back."""
+    _looked = False
 
     def schedule(self, *arguments: Any, **named: Any) -> SchedulerOutput:
         """Schedule a step, with the loads that are complete by now or nearly.
 
         Where there is nothing else to do, with those that are complete soon.
         """
-        worker: WorkerHalf | None = getattr(self.connector, "only_worker", None)
-        if worker is None:
+        at_hand = getattr(self.connector, "at_hand", None)
+        if at_hand is None:
             output = super().schedule(*arguments, **named)
         else:
+            worker: WorkerHalf = at_hand[0]
             self._take(self._complete(worker))
+            self._use_in_step(*at_hand)
             output = super().schedule(*arguments, **named)
             idle = not output.total_num_scheduled_tokens and not self._lockstep
             begun = begin_if_untouched(worker, output, POSTING_WAIT if idle else 0.0)
@@ -82,15 +108,34 @@ class EarlyScheduler(AsyncScheduler):
         self._under_way += 1
         return output
 
-    def update_from_output(self, *arguments: Any, **named: Any) -> Any:
-        """Take the results of a step."""
+    def update_from_output(self, scheduler_output: SchedulerOutput, *arguments: Any, **named: Any) -> Any:
+        """Take the results of a step, once it is known whether the loads that it used stand."""
         self._under_way -= 1
-        return super().update_from_output(*arguments, **named)
+        used = self._in_step
+        if used is None or not used.unsettled:
+            return super().update_from_output(scheduler_output, *arguments, **named)
+        for request_id, blocks in used.missed(scheduler_output.num_scheduled_tokens).items():
+            log.warning(
+                "the load of request %s, which its step has used, is a miss: it begins anew", request_id
+            )
+            take_back(self, request_id, blocks)
+        given = super().update_from_output(scheduler_output, *arguments, **named)
+        if not self.has_requests():  # else the next step is as good, and the answer goes out first
+            used.tell()
+        return given
 
     def add_request(self, request: Request) -> None:
         """A request came."""
         self._idle = False
         super().add_request(request)
+
+    def _use_in_step(self, worker: WorkerHalf, loads: UsedInStep) -> None:
+        """Loads of the coming step may be used in it."""
+        if not self._looked:
+            self._looked = True
+            self._in_step = loads if can_take_back(self) else None
+        if self._in_step is not None:
+            self._in_step.at_hand(worker.in_step, busy=bool(self.running))
 
     @property
     def _lockstep(self) -> bool:

@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from kvd.shown import logger
 
@@ -45,6 +45,16 @@ class Rounds(Generic[Word]):
     failed: Callable[[Exception], None]
     finish: Callable[[], None]
     begin: Callable[[], None] = lambda: None
+
+
+def holding(lock: threading.Lock, work: Callable[..., None]) -> Callable[..., None]:
+    """The same work, done while the lock is held: somebody else may do such work too."""
+
+    def locked(*given: Any) -> None:
+        with lock:
+            work(*given)
+
+    return locked
 
 
 class InboxThread(Generic[Word]):

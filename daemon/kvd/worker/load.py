@@ -159,6 +159,11 @@ class Load:
     checksum: ChecksumResult = field(default_factory=ChecksumResult)
     under_way: threading.Event = field(default_factory=threading.Event)
 
+    @property
+    def once(self) -> bool:
+        """Whether it cannot be read again: a step runs behind what was posted of it."""
+        return self.order.in_step and self.under_way.is_set()
+
     def drop(self, cause: Cause) -> None:
         """Nobody waits for it any more; the first cause counts."""
         self.dropped = self.dropped or cause

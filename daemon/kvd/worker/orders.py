@@ -73,7 +73,8 @@ class LoadOrder:
     `ClaimAnswer`, or kvd's word for its ``reader``; it was sent ``asked_before`` seconds ago. ``checked``: it is read
     from a prefix cache, whose holder is asked afterwards what became of that ``reader``'s blocks. ``traceparent`` is of
     its request (`kvd.wire.limits.TraceParent`). Of the steps under way none ``after`` that number (`StepOrders.number`)
-    touches its blocks; None: any may.
+    touches its blocks; None: any may. ``in_step``: its request computes in the very step that orders it, which runs
+    behind it on the device (`kvd.worker.in_step`).
     """
 
     request_id: str
@@ -95,6 +96,7 @@ class LoadOrder:
     checked: bool = False
     traceparent: str = ""
     after: int | None = None
+    in_step: bool = False
 
     @property
     def block_ids(self) -> set[int]:

@@ -45,6 +45,32 @@ class PeerThreads:
         if cause := self._begin(load, self._puller_of):
             self._context.ends.refuse(load, cause)
 
+    def begin_now(self, load: Load) -> bool:
+        """Have a pull posted on this thread; False where it was not. Nobody looks at it before `look_now`."""
+        thread = self.pull_threads.get(load.order.prefill.engine_id)
+        return thread is not None and thread.begin_now(load)
+
+    def look_now(self, load: Load) -> None:
+        """Have its thread look at a pull that was posted in its step, and the watcher at its deadline."""
+        if thread := self.pull_threads.get(load.order.prefill.engine_id):
+            thread.look_now()
+        self._watch.nudge()
+
+    def landed(self, load: Load) -> bool:
+        """Whether all of a pull that is posted is here, in time."""
+        thread = self.pull_threads.get(load.order.prefill.engine_id)
+        return thread is not None and thread.lanes.landed(load)
+
+    def precede(self, load: Load, stream: int) -> None:
+        """Have what is queued on a stream from now on run after a pull that is posted. Raises `BackendError`."""
+        if thread := self.pull_threads.get(load.order.prefill.engine_id):
+            thread.lanes.precede(load, stream)
+
+    def withdraw(self, load: Load) -> None:
+        """End a pull that was dropped, on this thread, if it is not posted and nobody has begun to."""
+        if thread := self.pull_threads.get(load.order.prefill.engine_id):
+            thread.withdraw(load)
+
     def drop(self, load: Load) -> None:
         """Nobody waits for it any more. A pull that is posted runs on, since ending it would cost others their lane."""
         if load.order.transfer_id:

@@ -27,18 +27,23 @@ class Reporting:
     """What ended and is not told yet; used in vLLM's step alone.
 
     Loads that are complete are told with the step, or to whoever asks for them before it. One that was not asked for in
-    time is told with the step after. Misses are told with the step only: that is where vLLM recovers from them.
+    time is told with the step after. Misses are told with the step only: that is where vLLM recovers from them. Of
+    loads that their own step uses vLLM is told nothing.
     """
 
     def __init__(self) -> None:
         self.results = Results()
         self._outcomes = StepOutcomes()
         self._complete: list[Load] = []
+        self._in_step: list[Load] = []
         self.asked_early = False
         """Whether somebody asks before each step."""
 
     def note(self, load: Load) -> None:
         """A load has ended."""
+        if load.order.in_step:
+            self._in_step.append(load)
+            return
         if load.cause is None:
             self._complete.append(load)
             return
@@ -79,6 +84,14 @@ class Reporting:
         for load in loads:
             _note_outcome(outcomes, load)
         return {load.order.request_id for load in loads}, outcomes
+
+    def tell_in_step(self) -> StepOutcomes:
+        """What became of loads that the step which ordered them uses, misses too. Clears them."""
+        loads, self._in_step = self._in_step, []
+        outcomes = StepOutcomes()
+        for load in loads:
+            _note_outcome(outcomes, load)
+        return outcomes
 
     def outcomes(self, read_cost: float = 0.0) -> StepOutcomes:
         """The outcomes of what `tell` told, with the ``read_cost`` since the last ones. Clears them."""

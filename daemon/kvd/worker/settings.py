@@ -72,6 +72,13 @@ class ConnectorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
             " 0.26 to 0.28, else `layer`. vLLM keeps layers apart where its attention cannot read them otherwise."
         ),
     ] = "auto"
+    in_step: Annotated[
+        Literal["auto", "off"],
+        _says(
+            "Decoder: `auto`: where the device can wait for a short load by itself, the load is used in the step that"
+            " orders it. `off`: all loads come between steps. See [below](#how-soon-a-complete-load-is-used)."
+        ),
+    ] = "auto"
     lease_seconds: Annotated[
         float, _number("Prefiller: how long a finished request's blocks are kept for a decoder.", 0.1)
     ] = 30.0

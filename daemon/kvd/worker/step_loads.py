@@ -51,8 +51,12 @@ class StepLoads:
         ends: LoadEnds,
         proceed: Callable[[Load], None],
         refuse: Callable[[Load, Cause], None],
+        in_step: Callable[[Load], None],
     ) -> None:
-        """``proceed`` has a load whose device is ready, ``refuse`` one that must not begin; on any thread."""
+        """``proceed`` has a load whose device is ready, ``refuse`` one that must not begin; on any thread.
+
+        ``in_step`` is told of each that the coming step uses, on this one.
+        """
         self.begun: dict[str, Load] = {}
         """By request: those that were not reported."""
         self._geometry = geometry
@@ -60,6 +64,7 @@ class StepLoads:
         self._ends = ends
         self._proceed = proceed
         self._refuse = refuse
+        self._in_step = in_step
         self._reached: StreamEvent | None = None
         self._marks: deque[tuple[int, StreamEvent]] = deque(maxlen=MARKS)
         """The last steps by number: what was queued on the device before each, its changes of blocks included."""
@@ -92,14 +97,14 @@ class StepLoads:
 
     def worth_waiting(self, now: float) -> float:
         """Seconds in which a load that is posted should end, with its claim answered; 0 where that is not soon."""
-        dues = [load.pieces.due or now for load in self.begun.values() if load.under_way.is_set()]
+        dues = [load.pieces.due or now for load in self._awaited()]
         # For one that is late already nobody waits again.
         left = min((due - now for due in dues if due > now - IDLE_WAIT), default=SOON + 1)
         return max(0.0, left) + IDLE_WAIT if left <= SOON else 0.0
 
     def nearly_there(self, now: float) -> float:
         """Seconds to put off a step that computes; 0 where no load is known to end at once."""
-        dues = [load.pieces.due for load in self.begun.values() if load.under_way.is_set()]
+        dues = [load.pieces.due for load in self._awaited()]
         left = min((due - now for due in dues if due > now - NEAR_PAST), default=NEAR + 1)
         return max(0.0, left) + NEAR_PAST if left <= NEAR else 0.0
 
@@ -107,8 +112,14 @@ class StepLoads:
         """Refuse what waits for the device, to time.monotonic() ``until``."""
         self._gate.close(until)
 
+    def _awaited(self) -> list[Load]:
+        """Those that are posted, and that a step to come will use."""
+        return [load for load in self.begun.values() if load.under_way.is_set() and not load.order.in_step]
+
     def _begin(self, order: LoadOrder, now: float, look_until: float) -> None:
         load = self.begun[order.request_id] = load_of(order, now)
+        if order.in_step:
+            self._in_step(load)
         if load.claim.standing is Standing.OPEN:
             self._ends.begin(load)
         if order.fault is not None and order.fault.concerns(self._geometry):

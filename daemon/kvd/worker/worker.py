@@ -11,12 +11,12 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from kvd.backends.contract import Backend, serving_threads
 from kvd.geometry.alike import AlikeReader
 from kvd.geometry.codec import encode_worker
-from kvd.geometry.model import EngineGeometry, WorkerGeometry
+from kvd.geometry.model import WorkerGeometry
 from kvd.shown import logger
 from kvd.topology.checksums.sums import Summer
 from kvd.topology.errors import OwnEngine
@@ -36,11 +36,12 @@ from kvd.worker.cause import REQUEST_OVER, SHUTTING_DOWN, Cause
 from kvd.worker.checksums.comparing import Checking
 from kvd.worker.checksums.pages import in_host_memory
 from kvd.worker.checksums.summing import Summing
-from kvd.worker.context import WorkerContext
+from kvd.worker.context import WorkerContext, engine_geometry
 from kvd.worker.ends import LoadEnds
 from kvd.worker.errors import ConnectorError
 from kvd.worker.host.locality import locality
 from kvd.worker.host.read_cost import ReadCost
+from kvd.worker.in_step import InStepLoads, StreamOf
 from kvd.worker.load import Load
 from kvd.worker.orders import Fault, StageOrder, StepOrders, StepOutcomes
 from kvd.worker.peer_threads import PeerThreads
@@ -84,17 +85,19 @@ class WorkerHalf:
         summer_of: Callable[[WorkerGeometry], Summer] = in_host_memory,
         *,
         memory: object,
+        stream_of: StreamOf | None = None,
     ) -> None:
-        """``record_event`` records an event on the device that the memory is on, ``summer_of`` adds up pages there.
+        """``record_event`` records an event on the memory's device, ``summer_of`` adds up pages there.
 
-        ``memory`` owns what ``geometry`` has the addresses of. It is kept as long as something here may touch it.
+        ``stream_of`` gives its stream of now. ``memory`` owns what ``geometry`` has the addresses of. It stays as long
+        as something here may touch it.
         """
         self._memory = memory
         self.settings = settings
         self.engine = engine
         self.geometry = geometry
         self.incarnation = uuid.uuid4().hex
-        self.topology = TransferTopology(_engine_geometry(engine, geometry, siblings), geometry.rank)
+        self.topology = TransferTopology(engine_geometry(engine, geometry, siblings), geometry.rank)
         """Every remote engine that this worker knows."""
         self.tally = TransferTally()
         self._reader = AlikeReader()  # of all peers: replicas and next generations are like those before
@@ -112,13 +115,15 @@ class WorkerHalf:
             engine.engine_id, self.incarnation, settings.backend, geometry, lambda: self._session, self._checking,
             paths, self.tally,
         )  # fmt: skip
-        self._loads = StepLoads(geometry, record_event, self._ends, self._proceed, self._refuse_unannounced)
         self._context = WorkerContext(
             settings, self.topology, backend, lambda: self._session, self._ends, self._register
         )
         probes = settings.probe and engine.role != "prefill"
         self.pushing = Pushing(self._context, record_event, self._stager)
         self._peers = PeerThreads(self._context, paths.probed if probes else None)
+        self.in_step = InStepLoads(self._peers, self._ends, self._reporting, self._note, stream_of)
+        ready = self._proceed, self._refuse_unannounced, self.in_step.begun
+        self._loads = StepLoads(geometry, record_event, self._ends, *ready)
         card = WorkerCard(
             engine=engine,
             rank=self._context.rank,
@@ -150,6 +155,7 @@ class WorkerHalf:
         if orders.idle:
             self._ends.write_down()
         self._order_loads(orders)
+        self.in_step.join()
         for request_id, fault in orders.faults:
             self._fail(request_id, fault)
         for transfer_id, prefill in orders.declined:
@@ -166,7 +172,8 @@ class WorkerHalf:
     def _proceed(self, load: Load) -> None:
         remote = self.topology.find(load.order.prefill.engine_id)
         if remote is not None and load.order.prefill.generation in ("", remote.generation):
-            self._hand_over(load)
+            if not self.in_step.post(load):
+                self._hand_over(load)
         else:
             self._ask_for_peer(load)
 
@@ -184,13 +191,13 @@ class WorkerHalf:
         is asked, that waits, and this tells of complete loads that were not asked for in time.
         """
         held = self._reporting.hold()
-        self._note_ended(0.0 if held or self._reporting.asked_early else wait)
+        self._note(self._ended(0.0 if held or self._reporting.asked_early else wait))
         results = self._reporting.tell(held)
         results.sent |= self._summing.unsummed(self.pushing.sent())
         return results
 
-    def _note_ended(self, wait: float) -> None:
-        for load in self._ended(wait):
+    def _note(self, ended: Iterable[Load]) -> None:
+        for load in ended:
             self._loads.begun.pop(load.order.request_id, None)
             self._reporting.note(load)
 
@@ -218,7 +225,7 @@ class WorkerHalf:
 
     def complete(self, wait: float = 0.0) -> tuple[set[str], StepOutcomes]:
         """The loads that are complete and were not reported; ``wait`` as for `results`. Asked before each step."""
-        self._note_ended(wait)
+        self._note(self._ended(wait))
         return self._reporting.tell_early()
 
     def complete_soon(self, *, idle: bool) -> tuple[set[str], StepOutcomes]:
@@ -287,8 +294,7 @@ class WorkerHalf:
 
     def _fail(self, request_id: str, fault: Fault) -> None:
         """This load under way is to miss, if it still is."""
-        load = self._loads.begun.get(request_id)
-        if load is None or not fault.concerns(self.geometry):
+        if (load := self._loads.begun.get(request_id)) is None or not fault.concerns(self.geometry):
             return
         if load.order.transfer_id and fault.when == "layers":
             load.fault = fault  # seen when the next layer arrives
@@ -331,8 +337,8 @@ class WorkerHalf:
         self._on_peer_changed(register(self.topology, card, self._reader).engine_id)
 
     def _on_peer_changed(self, engine_id: str) -> None:
-        self._peers.on_peer_changed(engine_id)
-        self.pushing.on_peer_changed(engine_id)
+        for side in (self._peers, self.pushing):
+            side.on_peer_changed(engine_id)
 
     def _on_peer_ready(self, card: ToldCard) -> None:
         """A peer that kvd introduces: its lane connects ahead of the first load."""
@@ -386,13 +392,3 @@ class WorkerHalf:
             self._peers.evict(message.engine_id, order)
             self.pushing.evict(message.engine_id, order)
         return held
-
-
-def _engine_geometry(
-    engine: EngineFacts, geometry: WorkerGeometry, siblings: tuple[WorkerGeometry, ...]
-) -> EngineGeometry:
-    """This engine as far as a worker knows it: the workers of its pipeline stage; no generation, which kvd gives."""
-    workers = tuple(geometry if worker.rank == geometry.rank else worker for worker in siblings)
-    return EngineGeometry(
-        engine.engine_id, "", model=engine.model, tp=engine.tp, pp=engine.pp, dcp=engine.dcp, workers=workers
-    )

@@ -16,6 +16,7 @@ from kvd.backends.contract import (
     Traits,
     Transfer,
     holdings_of,
+    orders_streams,
     takes_selections,
 )
 from kvd.backends.direct.process import NAME as DIRECT
@@ -124,6 +125,14 @@ class AutoLane(PeerLane[AutoPeer]):
             if takes_selections(lane):
                 return self._named(lane.submit_selection(peer, selection, operation))
             return self._named(lane.submit(peer, selection.descriptors(), operation))
+
+    @property
+    def precede(self) -> Callable[[Transfer, int], None]:
+        """That of the lane behind this one (`kvd.backends.contract.OrderedLane`); AttributeError if it has none."""
+        lane = self._engine if self._why_not_direct else self._direct
+        if not orders_streams(lane):
+            raise AttributeError("precede")
+        return lane.precede
 
     def _named(self, transfer: Transfer) -> Transfer:
         transfer.backend = self.uses

@@ -49,3 +49,17 @@ def event_recorder(device: str) -> Callable[[], StreamEvent | None]:
         # Who waits for one that is not ``blocking`` keeps a core busy.
         return lambda: _Recorded(torch.cuda.Event(blocking=True), index)
     return lambda: _Recorded(torch.Event(device), None)
+
+
+def stream_handle(device: str) -> Callable[[], int] | None:
+    """What gives the handle of the current stream of a kind of device, to be called where a step is queued.
+
+    The host has one in name only: what comes before a step there is over when it begins. None for other devices.
+    """
+    if device == "cpu":
+        return lambda: 0
+    if device != "cuda":
+        return None
+    import torch
+
+    return lambda: int(torch.cuda.current_stream().cuda_stream)

@@ -287,6 +287,11 @@ class Claims:
         claim.beside = False
         self._answered.append(answer_on(claim))
 
+    def answers(self, claim: Claim, now: float) -> list[ClaimAnswer]:
+        """Look at once whether a claim beside its load was answered; all that workers are to be told. Clears it."""
+        self._look_beside(claim, now)
+        return self.take_answered()
+
     def take_answered(self) -> list[ClaimAnswer]:
         """What workers are to be told of loads that began before their claims were answered. Clears it."""
         answered, self._answered = self._answered, []

@@ -31,7 +31,7 @@ class FreedBlocks:
     def __init__(self) -> None:
         self._step = 0
         self._freed: deque[tuple[int, frozenset[int]]] = deque()
-        self._watches = False
+        self._pool: Any = None
 
     def watch(self, pool: Any) -> None:
         """Take note of what is taken back into ``pool``, vLLM's BlockPool."""
@@ -43,14 +43,21 @@ class FreedBlocks:
             free(gone)
 
         pool.free_blocks = noted
-        self._watches = True
+        self._pool = pool
+
+    def spares(self, count: int) -> bool:
+        """Whether so many blocks can be given that no step of late may touch: vLLM first gives what is free longest."""
+        if self._pool is None:
+            return False
+        lately = sum(len(freed) for _, freed in self._freed)
+        return bool(self._pool.get_num_free_blocks() >= count + lately)
 
     def scheduled(self, loads: list[LoadOrder], output: object) -> tuple[int, list[LoadOrder]]:
         """The number of the step that was scheduled, 0 where nothing is known; its loads, with what they may ignore.
 
         Nothing may be ignored where the step itself changes blocks beforehand.
         """
-        if not self._watches:
+        if self._pool is None:
             return 0, loads
         if loads and not changes_blocks(output):
             loads = [dataclasses.replace(order, after=self._last_use(order)) for order in loads]

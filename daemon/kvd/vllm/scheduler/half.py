@@ -29,12 +29,13 @@ from kvd.vllm.scheduler.claims import Claims
 from kvd.vllm.scheduler.completed_prefills import CompletedPrefills
 from kvd.vllm.scheduler.draining import DECLINED, Draining
 from kvd.vllm.scheduler.freed_blocks import FreedBlocks
+from kvd.vllm.scheduler.in_step import InStep
 from kvd.vllm.scheduler.known_peers import KnownPeers
 from kvd.vllm.scheduler.leases import Lease, Leases, longest
 from kvd.vllm.scheduler.load_order import load_order, other_state
 from kvd.vllm.scheduler.miss_plan import DecodingEngine
 from kvd.vllm.scheduler.misses import Forced
-from kvd.vllm.scheduler.pushes import Pushes, kept_message, wants_push_here
+from kvd.vllm.scheduler.pushes import KEPT_SECONDS, Pushes, kept_message, wants_push_here
 from kvd.vllm.scheduler.sampling import Sampling
 from kvd.vllm.scheduler.served import Served
 from kvd.vllm.scheduler.unloaded import deliver_unloaded
@@ -52,9 +53,6 @@ from kvd.worker.settings import ConnectorSettings, home_kvd
 from kvd.worker.tally import TransferTally
 
 log = logger(__name__)
-
-KEPT_SECONDS = 1.0
-"""How long the word that a push is complete is of use: the next step has it too."""
 
 
 class SchedulerHalf:
@@ -80,8 +78,7 @@ class SchedulerHalf:
         self._tables: dict[str, Callable[[], Sequence[Sequence[int]]]] = {}
         self._pushes = Pushes(settings, self.groups, self._table, self._digest, self._kept)
         self._staged = CompletedPrefills(self.groups, self._table)
-        self._sampling = Sampling(settings, self.groups, self._table)
-        self.freed_blocks = FreedBlocks()
+        self._sampling, self.freed_blocks = Sampling(settings, self.groups, self._table), FreedBlocks()
         self._orders: list[LoadOrder] = []
         self._dropped: list[str] = []
         self._known = KnownPeers()
@@ -104,6 +101,8 @@ class SchedulerHalf:
         self._readers = self._claims.readers
         self._forced.connect(self._claims.all, self._session.deliver)
         self._served = Served(engine.engine_id, self._session.deliver)
+        blocks = self.groups, self.freed_blocks
+        self.in_step = InStep(settings, policy, *blocks, lambda: self._claims, self.loads_ended)
 
     # --- both sides ---
 
@@ -163,16 +162,15 @@ class SchedulerHalf:
     # --- decoding side ---
 
     def matched_tokens(self, request: VllmRequest, computed: int) -> tuple[int | None, bool]:
-        """How many tokens beyond ``computed`` can be loaded, and that this happens between steps.
+        """How many tokens beyond ``computed`` can be loaded, and whether this happens between steps.
 
-        (None, False): not known yet, ask again. (0, False): nothing; the request is computed here. The same
-        claim is made once: a request whose load failed is offered less of it, or nothing. A claim that is under way
-        counts for one that is answered where its load may begin beside it.
+        (None, False): not known yet, ask again. (0, False): nothing; the request is computed here. Else within the step
+        (`kvd.vllm.scheduler.in_step`). The same claim is made once: a request whose load failed is offered less of it,
+        or nothing. A claim under way counts for one that is answered where its load may begin beside it.
         """
-        remote = wants_remote_prefill(request.kv_transfer_params)
-        if not (remote or wants_push_here(request.kv_transfer_params)) and self.prefixes.asks(
-            request, computed
-        ):
+        params = request.kv_transfer_params
+        ours = (remote := wants_remote_prefill(params)) or wants_push_here(params)
+        if self.in_step.waits(request, computed) or (not ours and self.prefixes.asks(request, computed)):
             return None, False
         claim = self._claims.get(request.request_id)
         if not remote:
@@ -181,7 +179,7 @@ class SchedulerHalf:
                 self._served.settle(request.request_id)
             else:
                 tokens = request.num_prompt_tokens - max(computed, claim.tokens if claim else 0)
-                self._served.plain(request.request_id, request.kv_transfer_params, tokens)
+                self._served.plain(request.request_id, params, tokens)
         elif claim is None:
             self.new_request(request)
             claim = self._claims.get(request.request_id)
@@ -204,7 +202,7 @@ class SchedulerHalf:
             self._claims.end(claim, "done")
             return 0, False
         claim.computed = computed
-        return count, True
+        return self.in_step.offer(claim, request, count)
 
     def allocated(
         self, request: VllmRequest, table: Sequence[Sequence[int]], external: int, cached: Sequence[int] = ()
@@ -223,6 +221,7 @@ class SchedulerHalf:
         fault = None if claim.cause else self._forced.fault(claim)
         most = self.settings.push_timeout if claim.transfer_id else self.settings.load_timeout
         self._orders.append(load_order(claim, self.groups, table, external, most, fault, cached))
+        self.in_step.ordered(request, self._orders[-1])
 
     def _not_loaded(self, claim: Claim) -> None:
         """Nothing will be loaded of a claim: vLLM computes its request, or has another connector load it."""
@@ -286,6 +285,7 @@ class SchedulerHalf:
     ) -> tuple[bool, dict[str, Any] | None]:
         """A request ended. (True, params) where its blocks are kept for a decoder, else (False, None)."""
         self._tables.pop(request.request_id, None)
+        self.in_step.over(request.request_id)
         self._served.forget(request.request_id)
         staged = self._staged.finished(request.request_id, block_ids)
         summed = self._sampling.finished(request.request_id, block_ids, completed=completed)
@@ -375,8 +375,8 @@ class SchedulerHalf:
         return table() if table is not None else None
 
     def _closed_by_us(self, lease: Lease) -> None:
-        told = self._leases.closed_message(self.engine.engine_id, lease)
-        self._session.deliver(f"closed {lease.request_id}", told)
+        name = f"closed {lease.request_id}"
+        self._session.deliver(name, self._leases.closed_message(self.engine.engine_id, lease))
 
     # --- on the session's thread ---
 

@@ -61,6 +61,7 @@ def load_order(
         asked_before=now - claim.lease.asked if claim.beside else 0.0,
         checked=claim.checked,
         traceparent=claim.traceparent,
+        in_step=claim.in_step,
     )
 
 

@@ -215,6 +215,10 @@ def wants_push_here(params: object) -> bool:
     return isinstance(params, Mapping) and params.get("transfer_mode") == "push"
 
 
+KEPT_SECONDS = 1.0
+"""How long the word that a push is complete is of use: the next step has it too."""
+
+
 def kept_message(
     engine_id: str, transfer_id: str, request_id: str, lists: Mapping[int, BlockList]
 ) -> PushKept:

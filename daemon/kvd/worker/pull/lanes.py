@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from kvd.backends.contract import Backend, Lane
+import time
+
+from kvd.backends.contract import Backend, Lane, State, orders_streams
 from kvd.backends.errors import BackendError
 from kvd.topology.transfer_topology import RemoteEngine
 from kvd.wire.agent import HeldPeer
 from kvd.worker.cause import Cause
-from kvd.worker.load import Load
+from kvd.worker.load import Load, state_of
 from kvd.worker.peers.followed import FollowedPeer
 from kvd.worker.peers.held import HeldLane, held_lanes
 from kvd.worker.unclosed import Unclosed
@@ -15,7 +17,10 @@ from kvd.worker.watchdog import Activity
 
 
 class ReadLanes:
-    """Used by one thread, but for `held` and what is ``unclosed``; ``activity`` is told what it does in the backend."""
+    """Used by one thread, but for what says otherwise and ``unclosed``.
+
+    ``activity`` is told what it does in the backend.
+    """
 
     def __init__(self, engine_id: str, backend: Backend, activity: Activity) -> None:
         self._engine_id = engine_id
@@ -23,6 +28,8 @@ class ReadLanes:
         self._activity = activity
         self._made: list[HeldLane] = []
         self.now: Lane | None = None
+        self.pace = 0.0
+        """Seconds on the device for a token, of the last load that took long enough to tell."""
         self.unclosed: Unclosed[tuple[Load, Cause | None]] = Unclosed(f"the lane to {engine_id}", activity)
 
     @property
@@ -52,6 +59,35 @@ class ReadLanes:
         stuck = self.unclosed.things
         self._made = [one for one in self._made if one[1] is self.now or one[1] in stuck]
         return freed
+
+    # --- for steps that run behind a load; on any thread ---
+
+    def orders_streams(self, generation: str, tokens: int, most_seconds: float) -> bool:
+        """Whether the device can be told now to do something after a read from that generation.
+
+        And whether so many ``tokens`` take no longer than ``most_seconds``, by the pace of the last large load.
+        """
+        known = orders_streams(self.now) and self.generation == generation and not self.unclosed
+        return known and tokens * self.pace <= most_seconds
+
+    def precede(self, load: Load, stream: int) -> None:
+        """Have what is queued on a stream of the device run after what was posted of a load.
+
+        Nothing where its lane is gone: then it is a miss. Raises `BackendError`.
+        """
+        if orders_streams(lane := self.now):
+            for transfer in load.pieces.transfers:
+                lane.precede(transfer, stream)
+
+    def landed(self, load: Load) -> bool:
+        """Whether all of a load that is posted is here, in time."""
+        lane, transfers = self.now, load.pieces.transfers
+        if lane is None or not transfers or not load.under_way.is_set():
+            return False
+        here = all(state_of(transfer, lane) is State.DONE for transfer in transfers)
+        return here and time.monotonic() <= load.deadline
+
+    # --- for people ---
 
     def held(self, *, loads: int, loading_bytes: int) -> list[HeldPeer]:
         """What they hold just now, with what is under way; on any thread."""

@@ -16,6 +16,9 @@ from kvd.topology.plan import Plan, plan_layers
 from kvd.worker.load import Load, LoadPiece, state_of, submitted
 from kvd.worker.orders import Fault, block_lists
 
+TELLING = 8 << 20
+"""Bytes of a load from which its time on the device says what others take."""
+
 
 def apply_plan(load: Load, plan: Plan, traits: Traits, *, piece_bytes: int) -> None:
     """Cut the load into pieces and compile the first one; `post` compiles the others.
@@ -104,6 +107,14 @@ def look(load: Load, lane: Lane) -> tuple[State, str]:
         if not waiting and time.monotonic() <= load.deadline:
             load.pieces.done += 1
     return (State.PENDING if waiting else State.DONE), ""
+
+
+def pace(load: Load) -> float:
+    """Seconds for a token that a load took on the device, 0 where no lane told or it was too short to tell."""
+    transfers, order = load.pieces.transfers, load.order
+    seconds = sum(transfer.detail.get("device_seconds", 0.0) for transfer in transfers)
+    told = sum(transfer.bytes for transfer in transfers) > TELLING
+    return seconds / (order.tokens - order.computed) if told and order.tokens > order.computed else 0.0
 
 
 def hold_back(

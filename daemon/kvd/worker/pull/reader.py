@@ -13,6 +13,7 @@ stays unreported, whatever that costs, until the call returns; the watcher says 
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable, Sequence
 
@@ -26,24 +27,22 @@ from kvd.wire.agent import HeldPeer
 from kvd.worker.admission import AdmissionQueue
 from kvd.worker.cause import SHUTTING_DOWN, Cause, from_error
 from kvd.worker.host.timer_slack import sleep_precisely
-from kvd.worker.inbox_thread import InboxThread, Rounds
+from kvd.worker.inbox_thread import InboxThread, Rounds, holding
 from kvd.worker.load import Load, clear_leftover, overdue
 from kvd.worker.peers.followed import FollowedPeer, GiveUp, PeerChanged
 from kvd.worker.peers.held import Evict
 from kvd.worker.peers.probe import Probing, Told
 from kvd.worker.pull.lanes import ReadLanes
-from kvd.worker.pull.pieces import apply_plan, hold_back, look, post
+from kvd.worker.pull.looks import next_look
+from kvd.worker.pull.pieces import apply_plan, hold_back, look, pace, post
 from kvd.worker.watchdog import STUCK_AFTER, Activity, complain
 
 log = logger(__name__)
 
-POLL_FAST, POLL_SLOW, FAST_FOR = 50e-6, 1e-3, 0.02
-"""Seconds between polls: quick while a load is young, slower after; spinning would starve the transport."""
-EARLY, POLL_DUE, DUE_FOR, LONGEST = 100e-6, 10e-6, 200e-6, 5e-3
-"""Of a load that is due: seconds before that when looks begin, as a processor that slept for long wakes late; between
-looks, until so long after it was due; and the longest wait for that. Before, a look only takes Python's lock from
-others."""
 MAX_FAILURES = 3
+LANE_GONE = Cause(
+    "its lane was closed for another load's sake, and its step cannot wait for it again", "TRANSFER_FAILED"
+)
 HOPELESS = (PeerMetadataError, RegistrationError, BackendUnavailable, TopologyError)
 """What a new lane meets again: the peer's metadata, our own memory and a load's blocks stay what they are."""
 
@@ -77,11 +76,14 @@ class PullThread:
         self._activity = Activity()
         self._due: list[Load] = []  # of the waiting, those that the next turns post
         self._active: list[Load] = []  # posted on the lane of now
-        self._lanes = ReadLanes(engine_id, backend, self._activity)
+        self.lanes = ReadLanes(engine_id, backend, self._activity)
         self._probing = Probing(engine_id, probed)
-        rounds = Rounds(
-            self._pause, self._take, self._turn, self._drop_all, self._finish, begin=sleep_precisely
+        self._busy = threading.Lock()
+        """Held by who does the thread's work: a step may post a load itself (`begin_now`)."""
+        take, turn, failed, finish = (
+            holding(self._busy, work) for work in (self._take, self._turn, self._drop_all, self._finish)
         )
+        rounds = Rounds(self._pause, take, turn, failed, finish, begin=sleep_precisely)
         self._thread = InboxThread(
             f"kvd-lane-{engine_id[:12]}", f"lane to {engine_id}", rounds, one_by_one=True
         )
@@ -95,9 +97,40 @@ class PullThread:
         if not self._admission.put(load, self._thread.put):
             self._end(load, SHUTTING_DOWN)
 
+    def begin_now(self, load: Load) -> bool:
+        """Post a load on this thread: another one would wait for Python's lock, and then take it from this one.
+
+        False where the thread is at work; then nothing has happened. The thread looks at it after `look_now`.
+        """
+        if not self._busy.acquire(blocking=False):
+            return False
+        try:
+            # A load that goes back to those that wait, since its lane failed, is the thread's.
+            free = self._thread.idle and not self._due and not self._probing.on and self.lanes.now is not None
+            if not free or not self._admission.put(load, lambda _: None):
+                return False
+            self._start(load)
+            self._post_next()
+        except Exception as error:
+            log.exception("posting the load of %s in its step", load.order.request_id)
+            self._drop_all(error)
+        finally:
+            self._busy.release()
+        if not load.under_way.is_set():
+            self.look_now()
+        return True
+
+    def look_now(self) -> None:
+        """Look at what is posted."""
+        self._thread.put(PeerChanged())
+
     def give_up(self, load: Load) -> None:
         """Make a load that was given here a miss, for the reason that it names as ``dropped``, if it has not ended."""
         self._thread.put(GiveUp(load))
+
+    def withdraw(self, load: Load) -> None:
+        """End a load that was dropped, if it is not posted and nobody has begun to; on any thread."""
+        self._refuse(load, load.dropped or SHUTTING_DOWN)
 
     def evict(self, order: Evict) -> None:
         """Close the lane and what could not be closed before; the next load makes another one."""
@@ -107,7 +140,7 @@ class PullThread:
         """What the thread holds of its peer, as it is just now; called on any thread."""
         active = list(self._active)
         posted = sum(transfer.bytes for load in active for transfer in load.pieces.transfers)
-        return self._lanes.held(loads=len(active) + len(self._admission), loading_bytes=posted)
+        return self.lanes.held(loads=len(active) + len(self._admission), loading_bytes=posted)
 
     def stop(self) -> None:
         """Give up whatever is on the way, destroy the lane, end the thread: begin all that."""
@@ -116,7 +149,7 @@ class PullThread:
 
     def join(self, timeout: float) -> bool:
         """Wait for the end after `stop`. False where the backend may still touch memory."""
-        return self._thread.join(timeout) and not self._lanes.unclosed
+        return self._thread.join(timeout) and not self.lanes.unclosed
 
     # --- the watcher's thread ---
 
@@ -126,7 +159,7 @@ class PullThread:
         Gives the time.monotonic() at which to look again, infinity where nothing is held.
         """
         with self._admission.lock:
-            posted = [*self._active, *(load for load, _ in self._lanes.unclosed.held)]
+            posted = [*self._active, *(load for load, _ in self.lanes.unclosed.held)]
             stuck = [load for load in posted if now > load.deadline + STUCK_AFTER]
             late = self._admission.acquire_all() if stuck else self._admission.acquire_late(now)
             looks = self._admission.deadlines
@@ -161,14 +194,10 @@ class PullThread:
         if self._due:
             return 0.0
         if not self._active and not self._probing.on:
-            due = self._lanes.unclosed.due
+            due = self.lanes.unclosed.due
             return max(0.0, min(due) - time.monotonic()) if due else None
-        now = time.monotonic()
-        soonest = min((load.pieces.due for load in self._active), default=0.0)
-        if soonest and not self._probing.on and now < soonest + DUE_FOR:
-            return max(POLL_DUE, min(soonest - EARLY - now, LONGEST))
-        youngest = max([load.times.posted for load in self._active] + [self._probing.posted])
-        return POLL_FAST if now - youngest < FAST_FOR else POLL_SLOW
+        probe = self._probing
+        return next_look(self._active, time.monotonic(), probing=probe.on, probe_posted=probe.posted)
 
     def _take(self, message: PeerChanged | Load | GiveUp | Evict) -> None:
         if isinstance(message, PeerChanged):
@@ -193,7 +222,7 @@ class PullThread:
             return
         log.info("%s", remote.describe_line())
         try:
-            lane = self._lanes.open(self._peer)
+            lane = self.lanes.open(self._peer)
         except BackendError as error:
             log.warning("lane to %s: %s; it will be tried again with the first load", self.engine_id, error)
             return
@@ -204,7 +233,7 @@ class PullThread:
 
     def _probe(self) -> None:
         """Go on with the probe. The lane of one that went wrong is dropped: nothing is known of its bytes."""
-        lane = self._lanes.now
+        lane = self.lanes.now
         if lane is None or not self._probing.on:
             return
         with self._activity("probing"):
@@ -224,7 +253,7 @@ class PullThread:
     def _evict(self, order: Evict) -> None:
         """Close the lane; where loads are on it or wait for it, only for a cause."""
         self._retry_close(math.inf)
-        if self._lanes.now is None or not order.concerns(self._lanes.generation):
+        if self.lanes.now is None or not order.concerns(self.lanes.generation):
             return
         if order.cause is None:
             if not self._active and not self._due:
@@ -243,7 +272,7 @@ class PullThread:
             return
         try:
             if load.pieces.plan is None:
-                traits = traits_of(self._backend, self._lanes.now)
+                traits = traits_of(self._backend, self.lanes.now)
                 apply_plan(load, remote.plan, traits, piece_bytes=self._piece_bytes)
             if load.fault is not None and load.fault.when == "layers":
                 local = self._topology
@@ -281,7 +310,7 @@ class PullThread:
         for piece in load.pieces.left:
             piece.transfers = []
         try:
-            lane = self._lanes.open(self._peer)
+            lane = self.lanes.open(self._peer)
             with self._activity("posting"):
                 clear_leftover(load, remote.plan, self._topology.worker)
                 post(load, lane, traits_of(self._backend, lane))
@@ -298,7 +327,7 @@ class PullThread:
 
     def _poll(self) -> None:
         for load in list(self._active):
-            lane = self._lanes.now
+            lane = self.lanes.now
             if load not in self._active or lane is None:
                 continue  # ended, or to be posted again, together with another load of this turn
             with self._activity("polling"):
@@ -308,6 +337,7 @@ class PullThread:
                 self._give_up(load, load.fault.cause)
             elif state is State.DONE:
                 self._active.remove(load)
+                self.lanes.pace = pace(load) or self.lanes.pace
                 # What was read too late may not be used: its lease may have ended.
                 self._end(load, late)
             elif late:
@@ -318,7 +348,7 @@ class PullThread:
     def _failed(self, load: Load, reason: str) -> None:
         """A load failed: again on a new lane while its time allows, else a miss."""
         load.failures += 1
-        if load.failures < MAX_FAILURES and time.monotonic() < load.deadline:
+        if load.failures < MAX_FAILURES and not load.once and time.monotonic() < load.deadline:
             request, peer = load.order.request_id, self.engine_id
             log.info("load of %s from %s failed (%s); trying again on a new lane", request, peer, reason)
             self._drop_lane()
@@ -336,15 +366,16 @@ class PullThread:
     def _drop_lane(self, ending: Sequence[Load] = (), cause: Cause | None = None) -> None:
         """Destroy the lane, then end ``ending``; all others that were on it start over on a new one."""
         self._probing.stop()
-        rest = [load for load in self._active if load not in ending]
+        rest = [load for load in self._active if load not in ending and not load.once]
         ends: list[tuple[Load, Cause | None]] = [(load, cause) for load in ending]
+        ends += [(load, LANE_GONE) for load in self._active if load not in ending and load.once]
         stands = self._close()
         with self._admission.lock:
             if stands is not None:
                 lane, error = stands
                 # Whatever was posted on it may still be written: nothing of it may be reported or posted again.
                 held = [*ends, *((load, Cause(error, "TRANSFER_FAILED")) for load in rest)]
-                self._lanes.unclosed.hold(lane, held)
+                self.lanes.unclosed.hold(lane, held)
                 ends, rest = [], []
             self._active = []
             self._admission.put_back(rest)
@@ -353,11 +384,11 @@ class PullThread:
             self._end(load, why)
 
     def _close(self) -> tuple[Lane, str] | None:
-        return self._lanes.close()
+        return self.lanes.close()
 
     def _retry_close(self, now: float) -> None:
         """Try again to close what could not be closed, and end the loads that wait for it."""
-        for load, cause in self._lanes.retry_close(now):
+        for load, cause in self.lanes.retry_close(now):
             self._end(load, cause)
 
     def _end(self, load: Load, cause: Cause | None) -> None:

@@ -91,7 +91,7 @@ def test_nothing_is_read_where_it_is_switched_off(how: str) -> None:
             memory=rig.target,
         )
     script.push(ready(rig.card))
-    eventually(lambda: half._peers.pull_threads["p"]._lanes.now)
+    eventually(lambda: half._peers.pull_threads["p"].lanes.now)
     half.close()  # ends the lane's thread, which had all the time it wanted
     assert half._peers.pull_threads["p"]._probing.posted == 0
     assert not rig.target.any()

@@ -10,7 +10,7 @@ import pytest
 
 from kvd.backends.contract import State, Transfer
 from kvd.backends.memory import MemoryLane
-from kvd.worker.pull.reader import EARLY
+from kvd.worker.pull.looks import EARLY
 from kvd.worker.settings import ConnectorSettings
 from tests.support.rigs.bench import order, prefill, ready
 from tests.support.rigs.pull import Rig

@@ -241,7 +241,7 @@ def test_what_comes_after_the_deadline_is_nothing_to_rely_on(rig: Rig) -> None:
 def test_metadata_that_the_backend_does_not_take_is_not_tried_three_times(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    eventually(lambda: rig.decoder._peers.pull_threads["p"]._lanes.now)
+    eventually(lambda: rig.decoder._peers.pull_threads["p"].lanes.now)
     tried = []
 
     def stale(*_: object) -> None:

@@ -51,6 +51,13 @@ class Flight(Protocol):
         """How long it took on the device."""
 
 
+class LaunchedFlight(Flight, Protocol):
+    """A copy by a kernel that was launched."""
+
+    def precede(self, stream: int) -> None:
+        """Have the stream wait for it from now on; on any thread. Raises RuntimeError where the device failed."""
+
+
 def wait_over(flight: Flight, until: float, otherwise: str, *, backend: str) -> None:
     """Wait until nothing of it can land any more, well or not.
 
@@ -72,7 +79,7 @@ class Copier(Protocol):
     def keep(self, rows: Rows) -> Any:
         """The rows on the device, for any number of `begin`."""
 
-    def begin(self, rows: Rows, kept: Any | None, job: Job) -> Flight:
+    def begin(self, rows: Rows, kept: Any | None, job: Job) -> LaunchedFlight:
         """Start a job; ``kept`` is what `keep` gave for its rows, None to send them along."""
 
 
@@ -221,6 +228,12 @@ class _Launched:
         self.slot = None
         return True
 
+    def precede(self, stream: int) -> None:
+        slot = self.slot  # another thread may see meanwhile that it is done: then a later copy is waited for
+        if slot is not None:
+            with self.engine.launcher:
+                self.engine.launcher.hold(stream, slot.end)
+
     @property
     def seconds(self) -> float:
         return self.taken
@@ -255,7 +268,7 @@ class CudaCopier:
             self._stream.synchronize()
             return kept
 
-    def begin(self, rows: Rows, kept: Any | None, job: Job) -> Flight:
+    def begin(self, rows: Rows, kept: Any | None, job: Job) -> LaunchedFlight:
         """Stage the job's words (and the table, where it is not kept) and launch the kernel. Does not wait."""
         packed = job.packed
         second = -(-len(packed) // _ALIGNED) * _ALIGNED

@@ -11,7 +11,7 @@ from kvd.backends.contract import Holding, Operation, Transfer
 from kvd.backends.cuda.driver import CudaError
 from kvd.backends.cuda.ipc import Driver
 from kvd.backends.direct.card import read_card
-from kvd.backends.direct.cuda.copies import CLOSE_S, Copier, Flight, wait_over
+from kvd.backends.direct.cuda.copies import CLOSE_S, Copier, LaunchedFlight, wait_over
 from kvd.backends.direct.cuda.memory import Mappings
 from kvd.backends.direct.cuda.source import CudaSource
 from kvd.backends.direct.cuda.tables import Job, Rows, job_of_blocks, job_of_descriptors, rows_of
@@ -41,7 +41,7 @@ class CudaPeer:
 @dataclass(slots=True, eq=False)
 class _Launch:
     source: CudaSource
-    flight: Flight
+    flight: LaunchedFlight
 
 
 class CudaLane(EngineLane[CudaPeer, _Launch]):
@@ -110,6 +110,13 @@ class CudaLane(EngineLane[CudaPeer, _Launch]):
             kept = known.grids[selection.grid]
             job = job_of_blocks(kept[0], selection, self._copier.waste)
             return self._launch(peer, known, kept, job, (selection.nbytes, len(selection)))
+
+    def precede(self, transfer: Transfer, stream: int) -> None:
+        """Have the stream wait for a transfer of this lane. Raises `BackendError`."""
+        try:
+            transfer.handle.flight.precede(stream)
+        except RuntimeError as error:
+            raise BackendError(f"the device would not wait for the copy: {error}", backend=NAME) from error
 
     def _stop(self, reason: str) -> None:
         self._wait_all(reason)

@@ -33,6 +33,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuCtxPopCurrent_v2": (_ptr,),
     "cuEventCreate": (_ptr, ctypes.c_uint),
     "cuEventRecord": (_ptr, _ptr),
+    "cuStreamWaitEvent": (_ptr, _ptr, ctypes.c_uint),
     "cuEventQuery": (_ptr,),
     "cuEventElapsedTime": (_ptr, _ptr, _ptr),
     "cuMemcpyHtoDAsync_v2": (_u64, _ptr, _size, _ptr),
@@ -125,6 +126,10 @@ class Launcher:
     def record(self, event: int, stream: int) -> None:
         """Have the event happen when the stream has come this far."""
         self._check("cuEventRecord", self._record(event, stream))
+
+    def hold(self, stream: int, event: int) -> None:
+        """Have the stream go no further before the event, as it was recorded last, has happened."""
+        self._call("cuStreamWaitEvent", stream, event, 0)
 
     def happened(self, event: int) -> bool:
         """Whether it has."""

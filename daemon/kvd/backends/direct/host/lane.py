@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kvd.backends.contract import Holding, Operation, Transfer
+from kvd.backends.contract import Holding, Operation, State, Transfer
 from kvd.backends.direct.card import read_card
 from kvd.backends.direct.host.copy import Copy
 from kvd.backends.direct.host.source import HostSource
@@ -81,6 +81,11 @@ class DirectLane(EngineLane[HostPeer, _Reading]):
         """
         check_selection(selection, backend=NAME)
         return self.submit(peer, coalesce(selection.descriptors()), operation)
+
+    def precede(self, transfer: Transfer, stream: int) -> None:  # noqa: ARG002 - the host's work is done when it returns
+        """See that the bytes are here, or that they will not come."""
+        while self.poll(transfer) is State.PENDING:
+            pass
 
     def _look(self, work: _Reading, transfer: Transfer) -> None:
         """Copy for at most `SLICE_S` seconds, with the GIL released."""

@@ -1,0 +1,223 @@
+"""Loads whose request computes in the very step that orders them, and what happens where such a load is a miss.
+
+vLLM waits for a load in steps of its own: one orders it, a later one uses it. Where the device itself can wait for the
+bytes (`kvd.worker.in_step`), and it does not take long, vLLM is told that they are there. The step is then prepared and
+queued while they come.
+
+**What may come of it.** The claim beside which it runs may be refused, or a transfer may fail. What the step computed
+of that request is then worth nothing. Nobody has seen it: the verdict is asked for before the step's results are taken
+(`kvd.vllm.early`). Of a miss the request is taken back (`kvd.vllm.taking_back`). It loses its blocks and what was
+computed, and begins anew like any that is preempted; its claim is over.
+
+**Who else may use such blocks.** vLLM gives them their hashes when the load is ordered. Until the verdict, a request
+whose cached tokens may be of that load is not scheduled, and of a miss the hashes are taken away. So nobody reads what
+did not come.
+
+**Whose load it cannot be.** One that is pushed, or read from a prefix cache, which is checked afterwards; one whose KV
+is added up; one that is claimed again; any where misses fail the request. They come between steps, as ever.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvd.shown import logger
+from kvd.vllm.memory.groups import GroupFacts
+from kvd.vllm.scheduler.claim import Claim
+from kvd.vllm.scheduler.claims import Claims
+from kvd.vllm.scheduler.freed_blocks import FreedBlocks
+from kvd.vllm.vllm_types import VllmRequest
+from kvd.worker.cause import Cause
+from kvd.worker.orders import ClaimAnswer, LoadOrder, StepOutcomes
+from kvd.worker.remote import RemotePrefill
+from kvd.worker.settings import ConnectorSettings
+
+log = logger(__name__)
+
+MOST_SECONDS, MOST_BUSY_SECONDS = 5e-3, 1.5e-3
+"""The longest load that a step is put behind, and the longest for which others wait, whose tokens it computes too. To
+prepare a step takes about as long as the latter."""
+LOOK_SECONDS = 500e-6
+"""Between two looks at a claim whose answer is waited for."""
+ANSWER_SECONDS = 20e-3
+"""How long a step's results wait for the answers on its claims; they take a millisecond, and the step some more."""
+END_SECONDS = 2.0
+"""How long they wait for the end of a load that was given up. By then nothing of it is on the way: its step is over."""
+UNANSWERED = Cause(
+    f"its claim was not answered within {ANSWER_SECONDS * 1e3:g} ms of the step that used it (see `kvctl status`)",
+    "PEER_AWAY",
+)
+
+
+class WorkersLoads(Protocol):
+    """What is asked of an engine's only worker (`kvd.worker.in_step.InStepLoads`)."""
+
+    def takes(self, prefill: RemotePrefill, tokens: int, most_seconds: float) -> bool:
+        """Whether a load of so many tokens can be used in the step that orders it, and takes no longer than that."""
+
+    def stands(self, request_id: str) -> bool:
+        """Whether the load of a request is known to be good. Never waits."""
+
+    def ended(self, wait: float) -> StepOutcomes:
+        """What became of loads that have ended since this was last asked; one is given ``wait`` seconds."""
+
+    def let_go(self, request_id: str) -> None:
+        """Its step is over."""
+
+    def answered(self, answers: Iterable[ClaimAnswer]) -> None:
+        """How claims were answered."""
+
+    def drop(self, request_id: str) -> None:
+        """Nobody uses it any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unsettled:
+    """A load whose step is under way: its blocks, its request's prompt, of which the first ``computed`` were here."""
+
+    blocks: frozenset[int]
+    prompt: Sequence[int] | None
+    computed: int
+
+
+class InStep:
+    """Used while vLLM schedules, and takes results, which is one thread."""
+
+    def __init__(
+        self,
+        settings: ConnectorSettings,
+        policy: str,
+        groups: Sequence[GroupFacts],
+        freed_blocks: FreedBlocks,
+        claims: Callable[[], Claims],
+        told: Callable[[set[str], StepOutcomes], None],
+    ) -> None:
+        """``told`` is told what became of loads, as of any other."""
+        # A peer that reads a prefix here goes by its hash.
+        self._allowed = policy == "recompute" and settings.in_step == "auto" and settings.prefixes == "off"
+        self._block_sizes = tuple(group.block_size for group in groups)
+        self._freed = freed_blocks
+        self._claims = claims
+        self._told = told
+        self._loads: WorkersLoads | None = None
+        self._most_seconds = 0.0
+        self._untold = StepOutcomes()
+        self.unsettled: dict[str, Unsettled] = {}
+        """By request: those of steps whose results were not taken."""
+
+    # --- as a step is scheduled ---
+
+    def at_hand(self, loads: WorkersLoads, *, busy: bool) -> None:
+        """A step is about to be scheduled, by who can take requests back; ``busy``: others compute in it."""
+        self._loads = loads
+        if self._untold.loads:
+            self.tell()
+        self._most_seconds = MOST_BUSY_SECONDS if busy else MOST_SECONDS
+
+    def offer(self, claim: Claim, request: VllmRequest, count: int) -> tuple[int, bool]:
+        """What vLLM is told of ``count`` tokens that can be loaded, and whether they come between steps.
+
+        Else the request's last token is left to the step.
+        """
+        fewer = min(count, request.num_prompt_tokens - 1 - claim.computed)
+        claim.in_step = fewer > 0 and self._suits(claim, fewer)
+        return (fewer, False) if claim.in_step else (count, True)
+
+    def waits(self, request: VllmRequest, computed: int) -> bool:
+        """Whether the ``computed`` cached tokens of a request may be of a load that may not stand."""
+        return any(self._may_share(request, computed, one) for one in self.unsettled.values())
+
+    def ordered(self, request: VllmRequest, order: LoadOrder) -> None:
+        """A load is ordered: take note of it where its step uses it."""
+        if not order.in_step:
+            return
+        self.unsettled[order.request_id] = Unsettled(
+            frozenset(order.block_ids), request.prompt_token_ids, order.computed
+        )
+
+    def over(self, request_id: str) -> None:
+        """A request has ended; where its load is not settled, before its step's results were taken: nobody uses it."""
+        if request_id in self._untold.loads:
+            self.tell()
+        if self.unsettled.pop(request_id, None) is not None and self._loads is not None:
+            self._loads.drop(request_id)
+            self._told({request_id}, StepOutcomes({request_id: None}))
+
+    # --- as a step's results are taken ---
+
+    def missed(self, scheduled: Container[str]) -> dict[str, frozenset[int]]:
+        """The requests of a step whose loads are misses, once that is known, and the blocks of each load."""
+        used = {name: one.blocks for name, one in self.unsettled.items() if name in scheduled}
+        return {name: blocks for name, blocks in used.items() if not self._stands(name)}
+
+    def tell(self) -> None:
+        """Tell what became of the loads that were asked for; nobody waits for that."""
+        if self._loads is not None:
+            self._note(self._loads.ended(0.0))
+        outcomes, self._untold = self._untold, StepOutcomes()
+        if self._loads is not None:
+            for request_id in outcomes.loads:
+                self._loads.let_go(request_id)
+        self._told(set(outcomes.loads), outcomes)
+
+    def _stands(self, request_id: str) -> bool:
+        """Whether the load of an unsettled request is good, once that is known; it is settled then."""
+        until, given_up = time.monotonic() + ANSWER_SECONDS, False
+        while request_id not in self._untold.loads:
+            if self._loads is None or self._loads.stands(request_id):
+                self._note(StepOutcomes({request_id: None}, {request_id: time.monotonic()}))
+                break
+            self._loads.let_go(request_id)
+            self._note(self._loads.ended(LOOK_SECONDS))
+            self._look(request_id)
+            if time.monotonic() > until:
+                self._give_up(request_id, again=given_up)
+                until, given_up = time.monotonic() + END_SECONDS, True
+        del self.unsettled[request_id]
+        return self._untold.loads[request_id] is None
+
+    def _note(self, outcomes: StepOutcomes) -> None:
+        """Loads have ended. Of those that were settled before nobody wants to know any more."""
+        for request_id, cause in outcomes.loads.items():
+            if request_id in self.unsettled:
+                one = StepOutcomes({request_id: cause}, {request_id: outcomes.quiesced.get(request_id, 0.0)})
+                if request_id in outcomes.prefixes:
+                    one.prefixes[request_id] = outcomes.prefixes[request_id]
+                self._untold = self._untold.merge(one)
+
+    def _look(self, request_id: str) -> None:
+        """Look whether the claim was answered."""
+        claim = self._claims().get(request_id)
+        if claim is not None and claim.beside and self._loads is not None:
+            self._loads.answered(self._claims().answers(claim, time.monotonic()))
+
+    def _give_up(self, request_id: str, *, again: bool) -> None:
+        """Nobody knows in time whether it stands: it is a miss."""
+        if not again and self._loads is not None:
+            self._loads.answered([ClaimAnswer(request_id, 0.0, UNANSWERED)])
+            return
+        log.error("the load of request %s, given up after its step, has not ended", request_id)
+        self._note(StepOutcomes({request_id: UNANSWERED}))
+
+    # --- what suits ---
+
+    def _suits(self, claim: Claim, tokens: int) -> bool:
+        if not self._allowed or self._loads is None:
+            return False
+        if claim.transfer_id or claim.checked or claim.again or claim.prefill.checksum:
+            return False
+        blocks = sum(-(-tokens // size) + 1 for size in self._block_sizes)
+        # Else the load would wait for earlier steps, and its own step for it.
+        spared = self._freed.spares(blocks)
+        return spared and self._loads.takes(claim.prefill, tokens, self._most_seconds)
+
+    def _may_share(self, request: VllmRequest, computed: int, load: Unsettled) -> bool:
+        """Cached blocks are found from the front on: one of the load only behind all that was there before it."""
+        reach = load.computed + min(self._block_sizes)
+        if computed < reach:
+            return False
+        mine, theirs = request.prompt_token_ids, load.prompt
+        return mine is None or theirs is None or mine[:reach] == theirs[:reach]

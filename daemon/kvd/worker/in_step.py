@@ -1,0 +1,128 @@
+"""Loads that are used in the very step that orders them: the device runs the step behind them.
+
+A step's inputs take longer to prepare than most loads take. Where the transfers are the device's own work, its stream
+is told to wait for them, and the host goes on. So nothing of the load is seen in the time until the first token, unless
+it takes longer than that work.
+
+Whether such a load stands is known later: its claim may be refused, or a transfer may fail. The step's results are
+taken only after that is known, and of a miss they are thrown away (`kvd.vllm.scheduler.in_step`).
+
+Until then no other thread has anything to do with it. It is posted on the thread of the steps, which also looks whether
+it is here: another thread would have to get Python's lock for that, and would take it from the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from kvd.backends.errors import BackendError
+from kvd.worker.cause import REQUEST_OVER, Cause
+from kvd.worker.ends import LoadEnds
+from kvd.worker.load import Load, Standing
+from kvd.worker.orders import ClaimAnswer, StepOutcomes
+from kvd.worker.peer_threads import PeerThreads
+from kvd.worker.remote import RemotePrefill
+from kvd.worker.reporting import Reporting
+
+StreamOf = Callable[[], int]
+"""The handle of the stream that the calling thread's step is queued on."""
+JOIN_SECONDS = 20e-3
+"""How long a step waits for its loads to be posted. Then they are misses, if they still are not."""
+NOT_POSTED = Cause(
+    f"it was not posted within {JOIN_SECONDS * 1e3:g} ms, which its step was waiting for", "TOO_LATE"
+)
+
+
+class InStepLoads:
+    """Used on the thread of the steps, but for `post`."""
+
+    def __init__(
+        self,
+        peers: PeerThreads,
+        ends: LoadEnds,
+        reporting: Reporting,
+        note: Callable[[Iterable[Load]], None],
+        stream_of: StreamOf | None,
+    ) -> None:
+        """``note`` takes note of loads that have ended. Without ``stream_of`` memory has no streams to order."""
+        self._peers = peers
+        self._ends = ends
+        self._reporting = reporting
+        self._note = note
+        self._stream_of = stream_of
+        self._begun: list[Load] = []
+        self._used: dict[str, Load] = {}
+
+    # --- as a step is scheduled and queued ---
+
+    def takes(self, prefill: RemotePrefill, tokens: int, most_seconds: float) -> bool:
+        """Whether a load of so many tokens can be used in the step that orders it, and takes no longer than that."""
+        if self._stream_of is None:
+            return False
+        thread = self._peers.pull_threads.get(prefill.engine_id)
+        return thread is not None and thread.lanes.orders_streams(prefill.generation, tokens, most_seconds)
+
+    def begun(self, load: Load) -> None:
+        """A load of the coming step has begun."""
+        self._begun.append(load)
+        self._used[load.order.request_id] = load
+
+    def post(self, load: Load) -> bool:
+        """Post it on this thread, whichever it is; False where the thread of its lane has to."""
+        return load.order.in_step and self._peers.begin_now(load)
+
+    def join(self) -> None:
+        """Before the step is queued: have it run behind its loads. Those that are not posted in time are misses."""
+        loads, self._begun = self._begun, []
+        for load in loads:
+            if not load.under_way.wait(JOIN_SECONDS):
+                load.drop(NOT_POSTED)
+                self._peers.withdraw(load)
+                load.under_way.wait()  # it is being posted at this moment, or refused
+        for load in loads:
+            self._precede(load)
+
+    def _precede(self, load: Load) -> None:
+        """Whatever goes wrong with that is a miss."""
+        stream = self._stream_of() if self._stream_of is not None else 0
+        try:
+            self._peers.precede(load, stream)
+        except BackendError as error:
+            load.drop(Cause(error.message, "TRANSFER_FAILED"))
+            self._peers.give_up(load)
+
+    # --- when the step is over ---
+
+    def stands(self, request_id: str) -> bool:
+        """Whether the load of a request is known to be good: it is here in time, its claim confirmed. Never waits."""
+        load = self._used.get(request_id)
+        if load is None or load.claim.standing is not Standing.CONFIRMED:
+            return False
+        spoilt = load.dropped or load.fault or load.cause
+        return not spoilt and self._peers.landed(load)
+
+    def ended(self, wait: float) -> StepOutcomes:
+        """What became of loads that have ended since this was last asked; one is given ``wait`` seconds."""
+        self._note(self._ends.take(wait))
+        outcomes = self._reporting.tell_in_step()
+        for request_id in outcomes.loads:
+            self._used.pop(request_id, None)
+        return outcomes
+
+    def let_go(self, request_id: str) -> None:
+        """The step is over, so other threads may have its load: to end it, and to write it down."""
+        if load := self._used.get(request_id):
+            self._peers.look_now(load)
+
+    def answered(self, answers: Iterable[ClaimAnswer]) -> None:
+        """How claims were answered."""
+        for answer in answers:
+            if load := self._used.get(answer.request_id):
+                self._ends.answered(load, answer)
+
+    def drop(self, request_id: str) -> None:
+        """Nobody uses it any more."""
+        if load := self._used.get(request_id):
+            load.drop(REQUEST_OVER)
+            self._ends.give_up(load)
+            self._peers.look_now(load)
