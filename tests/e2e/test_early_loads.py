@@ -223,6 +223,7 @@ PUSH = PushStep("x", "p-1", {}, reached=0, total=8)
     [
         (ordered(), {}, ["r"]),
         (ordered(), {"new_block_ids_to_zero": None, "kv_cache_block_copies": []}, ["r"]),
+        (ordered(), {"new_block_ids_to_zero": [3, 4]}, ["r"]),
         (ordered(), {"new_block_ids_to_zero": [2]}, []),
         (ordered(), {"kv_cache_block_copies": ["2 to 9"]}, []),
         (ordered(pushes=[PUSH]), {}, []),

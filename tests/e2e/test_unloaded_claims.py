@@ -28,9 +28,9 @@ ANOTHER = {
 }
 
 
-def pulled(tokens: int = PROMPT) -> dict[str, Any]:
+def pulled(tokens: int = PROMPT, of: list[int] = TOKENS) -> dict[str, Any]:
     blocks = tuple(range(1, 1 + -(-tokens // BLOCK)))
-    digest = prompt(TOKENS[:tokens]).digest(KEY, tokens)
+    digest = prompt(of[:tokens]).digest(KEY, tokens)
     return finished_prefill(prefill((blocks,), tokens=tokens, digest=digest), tp=1, pp=1, dcp=1)
 
 

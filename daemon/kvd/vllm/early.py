@@ -66,7 +66,7 @@ class UsedInStep(Protocol):
         """A step is about to be scheduled, by who can take requests back; ``busy``: others compute in it."""
 
     def missed(self, scheduled: Container[str]) -> Mapping[str, Collection[int]]:
-        """Of a step's requests those whose loads are misses, with the blocks of each."""
+        """Of a step's requests those whose loads are misses, or that are gone, with the blocks of each."""
 
     def tell(self) -> None:
         """Tell what became of loads; nobody waits for that."""
@@ -115,10 +115,10 @@ class EarlyScheduler(AsyncScheduler):
         if used is None or not used.unsettled:
             return super().update_from_output(scheduler_output, *arguments, **named)
         for request_id, blocks in used.missed(scheduler_output.num_scheduled_tokens).items():
-            log.warning(
-                "the load of request %s, which its step has used, is a miss: it begins anew", request_id
-            )
-            take_back(self, request_id, blocks)
+            if take_back(self, request_id, blocks):
+                log.warning(
+                    "the load of request %s, which its step has used, is a miss: it begins anew", request_id
+                )
         given = super().update_from_output(scheduler_output, *arguments, **named)
         if not self.has_requests():  # else the next step is as good, and the answer goes out first
             used.tell()
@@ -170,10 +170,10 @@ def begin_if_untouched(worker: WorkerHalf, output: SchedulerOutput, wait: float)
     """
     metadata = output.kv_connector_metadata
     if (
-        changes_blocks(output)
-        or not isinstance(metadata, StepMetadata)
+        not isinstance(metadata, StepMetadata)
         or metadata.orders.pushes
         or metadata.orders.push_ends
+        or any(changes_blocks(output, order.block_ids) for order in metadata.orders.loads)
     ):
         return False
     return worker.begin_ahead(metadata.orders, wait)

@@ -43,15 +43,15 @@ def can_take_back(scheduler: Any) -> bool:
     )
 
 
-def take_back(scheduler: Any, request_id: str, blocks: Collection[int]) -> None:
-    """Have a request begin anew, as one that is preempted, though steps with it are under way.
+def take_back(scheduler: Any, request_id: str, blocks: Collection[int]) -> bool:
+    """Have a request begin anew, as one that is preempted, though steps with it are under way; False if it has ended.
 
     Nothing that is found in ``blocks`` by its hash is found any more.
     """
     scheduler.kv_cache_manager.evict_blocks(set(blocks))
     request: Request | None = scheduler.requests.get(request_id)
     if request is None or request.is_finished():
-        return
+        return False
     more = {_DROPS: True} if _TAKES_DROPS else {}
     if request.status == RequestStatus.RUNNING:
         scheduler.running.remove(request)
@@ -64,3 +64,4 @@ def take_back(scheduler: Any, request_id: str, blocks: Collection[int]) -> None:
     if not _TAKES_DROPS:
         setattr(request, _COUNTS, request.num_output_placeholders)
         request.num_output_placeholders = 0
+    return True

@@ -1,4 +1,4 @@
-"""What the scheduler's half uses of vLLM's request and step, and the one change that it makes to a request."""
+"""What the scheduler's half uses of vLLM's request and step, and the changes that it makes to them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvd.wire.limits import Facts
 
 LOOKAHEAD = "prefill_lookahead"
 """The fact of an engine that `lookahead_of` reads."""
-_BEFOREHAND = ("new_block_ids_to_zero", "kv_cache_block_copies")
+_ZEROED, _COPIES = "new_block_ids_to_zero", "kv_cache_block_copies"
 """What vLLM's SchedulerOutput says of blocks that a step changes before it computes."""
 BlockTable = Sequence[Sequence[int]]
 """A request's block ids by group."""
@@ -59,9 +59,15 @@ def table_in(
     return (state.get_block_ids(request_id) if state is not None else None) or table(request_id)
 
 
-def changes_blocks(output: object) -> bool:
-    """Whether a step zeroes or copies blocks before it computes."""
-    return any(getattr(output, name, None) for name in _BEFOREHAND)
+def changes_blocks(output: object, blocks: AbstractSet[int]) -> bool:
+    """Whether a step may zero or copy any of these blocks before it computes. Of copies all may be meant."""
+    return bool(getattr(output, _COPIES, None)) or not blocks.isdisjoint(getattr(output, _ZEROED, None) or ())
+
+
+def leave_unzeroed(output: object, blocks: AbstractSet[int]) -> None:
+    """Have a step not zero these blocks, which a load fills that it uses; those of other loads vLLM leaves out."""
+    if zeroed := getattr(output, _ZEROED, None):
+        setattr(output, _ZEROED, [block for block in zeroed if block not in blocks] or None)
 
 
 def wants_prompt_logprobs(request: VllmRequest) -> bool:

@@ -171,6 +171,8 @@ class Load:
     def end(self, cause: Cause | None) -> None:
         """It is over: a miss with a cause, else complete."""
         self.cause, self.times.ended = cause, time.monotonic()
+        if cause is None and self.order.in_step:  # nobody looked before its step was over
+            self.times.ended = max((one.ended for one in self.pieces.transfers), default=self.times.ended)
         self.under_way.set()
 
     def spoil(self, cause: Cause) -> None:

@@ -86,9 +86,12 @@ def _claim(load: Load) -> dict[str, float]:
 
 
 def moments(load: Load, **times: float) -> dict[str, float]:
-    """What happened when, in seconds after the order was received; ``times`` are 0 for what did not."""
+    """What happened when, in seconds after the order was received; ``times`` are 0 for what did not.
+
+    A load that its own step uses is reported to none.
+    """
     received, reported = load.times.received, load.times.reported or time.monotonic()
-    all_times = {"queued": load.order.claimed, **times, "reported": reported}
+    all_times = {"queued": load.order.claimed, **times, "reported": 0.0 if load.order.in_step else reported}
     return {name: at - received for name, at in all_times.items() if at}
 
 

@@ -76,7 +76,7 @@ class ConnectorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
         Literal["auto", "off"],
         _says(
             "Decoder: `auto`: where the device can wait for a short load by itself, the load is used in the step that"
-            " orders it. `off`: all loads come between steps. See [below](#how-soon-a-complete-load-is-used)."
+            " orders it. `off`: all loads come between steps. See [below](#loads-inside-a-step)."
         ),
     ] = "auto"
     lease_seconds: Annotated[

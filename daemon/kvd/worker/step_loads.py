@@ -3,7 +3,7 @@
 A step's loads come to the worker when vLLM has prepared the step's inputs, a millisecond or more after it was
 scheduled. By then they can be under way. All that earlier steps do on the device is queued when a step is scheduled,
 and what the step itself computes has no use for the blocks of a load. A load waits for no more of the earlier steps
-than may touch its blocks (`kvd.vllm.scheduler.freed_blocks`). Where the step zeroes or copies blocks beforehand its
+than may touch its blocks (`kvd.vllm.scheduler.freed_blocks`). Where the step zeroes or copies those beforehand its
 scheduler says so (`kvd.vllm.early`). What vLLM copies of states without saying so it reads from blocks that their
 requests still have.
 """

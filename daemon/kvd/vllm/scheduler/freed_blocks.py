@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
-from kvd.vllm.vllm_types import changes_blocks
+from kvd.vllm.vllm_types import changes_blocks, leave_unzeroed
 from kvd.worker.orders import LoadOrder
 
 KEPT = 4
@@ -55,12 +55,19 @@ class FreedBlocks:
     def scheduled(self, loads: list[LoadOrder], output: object) -> tuple[int, list[LoadOrder]]:
         """The number of the step that was scheduled, 0 where nothing is known; its loads, with what they may ignore.
 
-        Nothing may be ignored where the step itself changes blocks beforehand.
+        Nothing may be ignored where the step itself changes such blocks beforehand.
         """
         if self._pool is None:
             return 0, loads
-        if loads and not changes_blocks(output):
-            loads = [dataclasses.replace(order, after=self._last_use(order)) for order in loads]
+        for order in loads:
+            if order.in_step:
+                leave_unzeroed(output, order.block_ids)
+        loads = [
+            order
+            if changes_blocks(output, order.block_ids)
+            else dataclasses.replace(order, after=self._last_use(order))
+            for order in loads
+        ]
         self._step += 1
         while self._freed and self._freed[0][0] <= self._step - KEPT:
             self._freed.popleft()

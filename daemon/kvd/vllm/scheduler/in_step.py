@@ -104,7 +104,14 @@ class InStep:
         self._told = told
         self._loads: WorkersLoads | None = None
         self._most_seconds = 0.0
-        self._untold = StepOutcomes()
+        self._known: dict[str, StepOutcomes] = {}
+        """What became of loads, of which nobody was told."""
+        self._gone: set[str] = set()
+        """The unsettled whose requests have ended."""
+        self._settled: list[str] = []
+        """Since the last step was scheduled."""
+        self._due: list[str] = []
+        """To be told when the next one is."""
         self.unsettled: dict[str, Unsettled] = {}
         """By request: those of steps whose results were not taken."""
 
@@ -113,8 +120,10 @@ class InStep:
     def at_hand(self, loads: WorkersLoads, *, busy: bool) -> None:
         """A step is about to be scheduled, by who can take requests back; ``busy``: others compute in it."""
         self._loads = loads
-        if self._untold.loads:
-            self.tell()
+        # An answer goes out while the step is scheduled that follows it; whoever is told then takes Python's lock.
+        due, self._due, self._settled = self._due, self._settled, []
+        if due:
+            self._tell(due)
         self._most_seconds = MOST_BUSY_SECONDS if busy else MOST_SECONDS
 
     def offer(self, claim: Claim, request: VllmRequest, count: int) -> tuple[int, bool]:
@@ -139,34 +148,49 @@ class InStep:
         )
 
     def over(self, request_id: str) -> None:
-        """A request has ended; where its load is not settled, before its step's results were taken: nobody uses it."""
-        if request_id in self._untold.loads:
-            self.tell()
-        if self.unsettled.pop(request_id, None) is not None and self._loads is not None:
+        """A request has ended; where its load is not settled, before its step's results were taken.
+
+        Nobody uses the load. But others may still find its blocks, which may hold nothing good.
+        """
+        if request_id in self._known and request_id not in self.unsettled:
+            self._tell([request_id])
+        if request_id in self.unsettled and self._loads is not None:
+            self._gone.add(request_id)
             self._loads.drop(request_id)
-            self._told({request_id}, StepOutcomes({request_id: None}))
+            self._told({request_id}, self._known.pop(request_id, StepOutcomes({request_id: None})))
 
     # --- as a step's results are taken ---
 
     def missed(self, scheduled: Container[str]) -> dict[str, frozenset[int]]:
-        """The requests of a step whose loads are misses, once that is known, and the blocks of each load."""
+        """The requests of a step whose loads are misses, or that are gone, and the blocks of each load."""
         used = {name: one.blocks for name, one in self.unsettled.items() if name in scheduled}
-        return {name: blocks for name, blocks in used.items() if not self._stands(name)}
+        missed = {name: blocks for name, blocks in used.items() if not self._stands(name)}
+        self._tell(missed)  # vLLM will ask for them in the next step
+        return missed
 
     def tell(self) -> None:
-        """Tell what became of the loads that were asked for; nobody waits for that."""
+        """Tell at once what became of all loads that are settled."""
+        self._tell([*self._due, *self._settled])
+        self._due, self._settled = [], []
+
+    def _tell(self, request_ids: Iterable[str]) -> None:
         if self._loads is not None:
             self._note(self._loads.ended(0.0))
-        outcomes, self._untold = self._untold, StepOutcomes()
-        if self._loads is not None:
-            for request_id in outcomes.loads:
-                self._loads.let_go(request_id)
-        self._told(set(outcomes.loads), outcomes)
+        for request_id in request_ids:
+            if outcomes := self._known.pop(request_id, None):
+                if self._loads is not None:
+                    self._loads.let_go(request_id)
+                self._told({request_id}, outcomes)
 
     def _stands(self, request_id: str) -> bool:
         """Whether the load of an unsettled request is good, once that is known; it is settled then."""
+        if request_id in self._gone:
+            self._gone.remove(request_id)
+            self._known.pop(request_id, None)
+            del self.unsettled[request_id]
+            return False
         until, given_up = time.monotonic() + ANSWER_SECONDS, False
-        while request_id not in self._untold.loads:
+        while request_id not in self._known:
             if self._loads is None or self._loads.stands(request_id):
                 self._note(StepOutcomes({request_id: None}, {request_id: time.monotonic()}))
                 break
@@ -177,16 +201,17 @@ class InStep:
                 self._give_up(request_id, again=given_up)
                 until, given_up = time.monotonic() + END_SECONDS, True
         del self.unsettled[request_id]
-        return self._untold.loads[request_id] is None
+        self._settled.append(request_id)
+        return self._known[request_id].loads[request_id] is None
 
     def _note(self, outcomes: StepOutcomes) -> None:
         """Loads have ended. Of those that were settled before nobody wants to know any more."""
         for request_id, cause in outcomes.loads.items():
             if request_id in self.unsettled:
-                one = StepOutcomes({request_id: cause}, {request_id: outcomes.quiesced.get(request_id, 0.0)})
+                known = self._known[request_id] = StepOutcomes({request_id: cause})
+                known.quiesced[request_id] = outcomes.quiesced.get(request_id, 0.0)
                 if request_id in outcomes.prefixes:
-                    one.prefixes[request_id] = outcomes.prefixes[request_id]
-                self._untold = self._untold.merge(one)
+                    known.prefixes[request_id] = outcomes.prefixes[request_id]
 
     def _look(self, request_id: str) -> None:
         """Look whether the claim was answered."""

@@ -19,16 +19,20 @@ class Block:
 
 
 class Pool:
-    """As vLLM's, which is given any iterable."""
+    """As vLLM's, which is given any iterable; ``left`` of its blocks are free."""
 
     def __init__(self) -> None:
         self.free: list[int] = []
+        self.left = 10
+
+    def get_num_free_blocks(self) -> int:
+        return self.left
 
     def free_blocks(self, blocks: Iterable[Any]) -> None:
         self.free += [block.block_id for block in blocks]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Output:
     """A step that changes blocks beforehand, or does not."""
 
@@ -109,6 +113,32 @@ def test_a_step_that_changes_blocks_beforehand_may_touch_those_of_its_own_loads(
     output: Output, freed: FreedBlocks
 ) -> None:
     assert after(freed, load(2, 9), output) is None
+
+
+def test_other_blocks_that_a_step_zeroes_say_nothing_of_a_load(freed: FreedBlocks) -> None:
+    assert after(freed, load(2, 9), Output(new_block_ids_to_zero=[1, 3])) is not None
+
+
+def test_a_step_does_not_zero_the_blocks_of_a_load_that_it_uses(freed: FreedBlocks) -> None:
+    output = Output(new_block_ids_to_zero=[1, 2, 9])
+    assert after(freed, replace(load(2, 9), in_step=True), output) is not None
+    assert output.new_block_ids_to_zero == [1]
+    freed.scheduled([replace(load(1), in_step=True)], output)
+    assert output.new_block_ids_to_zero is None
+
+
+@pytest.mark.parametrize(("count", "spared"), [(8, True), (9, False)])
+def test_what_is_free_for_long_is_given_first(
+    freed: FreedBlocks, pool: Pool, count: int, *, spared: bool
+) -> None:
+    pool.free_blocks([Block(2), Block(3)])
+    assert freed.spares(count) is spared, "two of ten were taken back lately"
+    steps(freed, KEPT)
+    assert freed.spares(10)
+
+
+def test_of_a_pool_that_nobody_watches_nothing_is_spared() -> None:
+    assert not FreedBlocks().spares(0)
 
 
 def test_what_missed_and_is_claimed_again_may_have_been_computed_into(freed: FreedBlocks) -> None:

@@ -69,6 +69,7 @@ class CudaLane(EngineLane[CudaPeer, _Launch]):
         self._copier = copier
         self._rate = 0.0  # bytes a second of the last large copy
         self._free_at = 0.0  # when the last one that was begun should be over
+        self._over = 0.0  # when the last one that was looked at was over
 
     def _holding(self, name: str, known: CudaPeer) -> Holding:
         return known.source.holding(name)
@@ -157,6 +158,9 @@ class CudaLane(EngineLane[CudaPeer, _Launch]):
         except (RuntimeError, OSError) as error:
             reason = str(error)
         self._end(transfer, f"transfer with {transfer.peer}: {reason}" if reason else "")
+        if not reason:  # the look may come much later; copies of one lane follow each other
+            transfer.ended = min(transfer.ended, max(transfer.posted, self._over) + work.flight.seconds)
+            self._over = transfer.ended
 
     def _wait_all(self, reason: str, *, of: CudaSource | None = None) -> None:
         """Wait until the kernels of a source (of all) have ended; what was pending has failed."""
