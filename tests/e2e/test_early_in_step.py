@@ -1,123 +1,33 @@
-"""Loads that the step uses which orders them, in vLLM's asynchronous scheduler: what is scheduled, what a miss costs.
+"""Loads that the step uses which orders them, in vLLM's asynchronous scheduler: which do, and what is scheduled.
 
 vLLM's own scheduler, stepped by hand; nothing computes, and kvd is one that says yes to everything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from kvd.wire.lease import LeaseClaim
-from kvd.worker.cause import Cause
-from kvd.worker.orders import ClaimAnswer, LoadOrder, StepOrders, StepOutcomes
-from kvd.worker.remote import RemotePrefill
 from tests.e2e.test_unloaded_claims import BLOCK, PROMPT, TOKENS, pulled
-from tests.support.rigs.bench import facts
-from tests.support.rigs.stepped import OURS, PREFILLER, SteppedScheduler, WillingKvd
+from tests.support.rigs.in_step import InStepWorker, Open, free_blocks, opening, present, tokens_of
+from tests.support.rigs.stepped import WillingKvd
 
 pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore")]
-
-LOST = Cause("the peer is gone", "TRANSFER_FAILED")
-
-
-class InStepWorker:
-    """An engine's only worker, whose loads can be used in their step; all come, but for those that are to ``miss``."""
-
-    def __init__(self) -> None:
-        self.in_step = self
-        self.begun: list[LoadOrder] = []
-        self.miss: set[str] = set()
-        self.longest = 1.0
-        """Seconds that any load takes."""
-        self.dropped: list[str] = []
-        self.gone: list[str] = []
-        self.over: set[str] = set()
-        """Loads that have ended, and are told of when somebody asks what has."""
-        self._told: set[str] = set()
-
-    # --- as early.py has it ---
-
-    def begin_ahead(self, orders: StepOrders, _wait: float) -> bool:
-        loads, orders.loads, orders.answered, orders.dropped = orders.loads, [], [], []
-        self.begun += loads
-        return bool(loads)
-
-    def complete(self, _wait: float = 0.0) -> tuple[set[str], StepOutcomes]:
-        return set(), StepOutcomes()
-
-    def complete_soon(self, *, idle: bool) -> tuple[set[str], StepOutcomes]:  # noqa: ARG002 - as the worker has it
-        return set(), StepOutcomes()
-
-    # --- as in_step.py has it ---
-
-    def takes(self, _prefill: RemotePrefill, _tokens: int, most_seconds: float) -> bool:
-        return self.longest <= most_seconds
-
-    def stands(self, request_id: str) -> bool:
-        return request_id not in self.miss | self._told
-
-    def ended(self, _wait: float) -> StepOutcomes:
-        ended = {one.request_id for one in self.begun} & ((self.miss | self.over) - self._told)
-        self._told |= ended
-        causes = {name: LOST if name in self.miss else None for name in ended}
-        return StepOutcomes(causes, dict.fromkeys(ended, 1.0))
-
-    def let_go(self, request_id: str) -> None:
-        self.gone.append(request_id)
-
-    def answered(self, answers: Iterable[ClaimAnswer]) -> None:
-        self.miss |= {answer.request_id for answer in answers if answer.refused}
-
-    def drop(self, request_id: str) -> None:
-        self.dropped.append(request_id)
-
-    def orders(self, request_id: str) -> list[LoadOrder]:
-        return [order for order in self.begun if order.request_id == request_id]
-
-
-Open = Callable[..., SteppedScheduler]
 
 
 @pytest.fixture
 def worker() -> InStepWorker:
-    """In this process, and all of its engine; its loads are short."""
-    from kvd.vllm import early  # which imports vLLM
-
-    here = InStepWorker()
-    here.longest = 1e-3
-    early.present(facts("d"), here)  # type: ignore[arg-type]
-    return here
+    return present()
 
 
 @pytest.fixture
 def opened(model: Path, kvd: WillingKvd) -> Iterator[Open]:
-    made: list[SteppedScheduler] = []
-
-    from kvd.vllm.early import schedule_early
-
-    def open_(more: dict[str, Any] | None = None, policy: str = "recompute") -> SteppedScheduler:
-        connector = {**OURS, "kv_load_failure_policy": policy, "kv_connector_extra_config": more or {}}
-        made.append(SteppedScheduler(model, connector, block=BLOCK, ahead=True, choose=schedule_early))
-        kvd.push(PREFILLER)
-        return made[-1]
-
-    yield open_
-    for bench in made:
-        bench.scheduler.shutdown()
-
-
-def free_blocks(bench: SteppedScheduler) -> int:
-    return int(bench.scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
-
-
-def tokens_of(bench: SteppedScheduler, request_id: str) -> list[int]:
-    """What the last step's results gave to a request."""
-    return [token for one in bench.outputs if one.request_id == request_id for token in one.new_token_ids]
+    with opening(model, kvd, BLOCK) as open_:
+        yield open_
 
 
 # --- what is scheduled ---
@@ -174,6 +84,18 @@ def test_where_it_is_off_or_a_miss_fails_the_request_loads_come_between_steps(
     assert bench.step()[0] == {}
     (order,) = worker.begun
     assert (order.in_step, order.tokens) == (False, PROMPT)
+
+
+@pytest.mark.parametrize(
+    "wish", [{"seed": 3, "temperature": 1.0}, {"prompt_logprobs": 1}], ids=lambda wish: next(iter(wish))
+)
+def test_a_request_that_cannot_begin_anew_unnoticed_has_none(
+    opened: Open, worker: InStepWorker, wish: dict[str, Any]
+) -> None:
+    bench = opened()
+    bench.arrive("r", TOKENS, pulled(), **wish)
+    bench.step()
+    assert not any(order.in_step for order in worker.begun)
 
 
 def test_a_scheduler_that_cannot_take_requests_back_has_none(
@@ -266,150 +188,3 @@ def test_what_is_heard_of_one_while_another_is_told_is_kept(
     bench.run_out()
     bench.settle()
     assert kvd.releases == ["done", "done"]
-
-
-# --- one that does not ---
-
-
-def test_of_a_miss_nobody_sees_a_token_and_the_request_is_computed(
-    opened: Open, kvd: WillingKvd, worker: InStepWorker
-) -> None:
-    worker.miss = {"r"}
-    bench = opened()
-    free = free_blocks(bench)
-    request = bench.arrive("r", TOKENS, pulled())
-    assert bench.step()[0] == {"r": 1}
-    bench.step()
-    assert tokens_of(bench, "r") == [], "the step with the load, and one more was scheduled by then"
-    assert bench.step()[0] == {"r": PROMPT}
-    assert tokens_of(bench, "r") == []
-    bench.run_out()
-    bench.settle()
-    assert list(request.output_token_ids) == [7] * 5
-    assert (kvd.releases, len(kvd.asked(LeaseClaim))) == (["miss"], 1)
-    assert len(worker.orders("r")) == 1, "it is not claimed again"
-    assert free_blocks(bench) == free
-
-
-def test_what_was_not_loaded_does_not_count_as_cached(opened: Open, worker: InStepWorker) -> None:
-    worker.miss = {"r"}
-    bench = opened()
-    request = bench.arrive("r", TOKENS, pulled())
-    for _ in range(3):
-        bench.step()
-    assert request.prefill_stats.num_cached_tokens == 0
-
-
-def test_requests_beside_a_miss_go_on(opened: Open, worker: InStepWorker) -> None:
-    worker.miss = {"r"}
-    bench = opened()
-    beside = bench.arrive("beside", TOKENS[:10], None, max_tokens=9)
-    bench.step()
-    bench.arrive("r", TOKENS, pulled())
-    bench.run_out()
-    bench.settle()
-    assert list(beside.output_token_ids) == [7] * 9
-
-
-def test_nobody_finds_in_the_cache_what_did_not_come(opened: Open, worker: InStepWorker) -> None:
-    worker.miss = {"r"}
-    bench = opened()
-    bench.arrive("r", TOKENS, pulled(), max_tokens=1)
-    bench.step()
-    (order,) = worker.begun
-    pool = bench.scheduler.kv_cache_manager.block_pool
-    assert any(pool.blocks[block].block_hash for block in order.block_ids), (
-        "vLLM hashes them as they are given"
-    )
-    bench.step()
-    assert not any(pool.blocks[block].block_hash for block in order.block_ids)
-    bench.run_out()
-
-
-def test_who_has_the_same_prompt_waits_for_the_verdict(opened: Open, worker: InStepWorker) -> None:
-    worker.miss = {"r"}
-    bench = opened()
-    bench.arrive("r", TOKENS, pulled())
-    bench.arrive("same", TOKENS, None)
-    assert bench.step()[0] == {"r": 1}
-    assert "same" not in bench.step()[0]
-    computed: dict[str, int] = {}
-    while "same" not in computed:
-        computed = bench.step()[0]
-    bench.run_out()
-    assert computed["same"] + computed.get("r", 0) >= PROMPT, "one of them computes all of it"
-
-
-@pytest.mark.usefixtures("worker")
-def test_who_has_another_prompt_does_not(opened: Open) -> None:
-    bench = opened()
-    other = [token + 1000 for token in TOKENS]
-    bench.arrive("cached", other, None, max_tokens=1)
-    bench.run_out()
-    bench.settle()
-    bench.arrive("r", TOKENS, pulled())
-    bench.arrive("other", other, None)
-    assert set(bench.step()[0]) == {"r", "other"}
-    bench.run_out()
-
-
-def test_a_request_that_vllm_preempts_meanwhile_is_taken_back_too(opened: Open, worker: InStepWorker) -> None:
-    import time
-
-    worker.miss = {"r"}
-    bench = opened()
-    request = bench.arrive("r", TOKENS, pulled())
-    bench.step()
-    bench.scheduler.running.remove(request)
-    bench.scheduler._preempt_request(request, time.monotonic())
-    bench.run_out()
-    bench.settle()
-    assert list(request.output_token_ids) == [7] * 5
-
-
-def test_of_a_request_that_was_aborted_meanwhile_nothing_is_left(
-    opened: Open, kvd: WillingKvd, worker: InStepWorker
-) -> None:
-    from vllm.v1.request import RequestStatus
-
-    bench = opened()
-    free = free_blocks(bench)
-    bench.arrive("r", TOKENS, pulled())
-    bench.step()
-    bench.scheduler.finish_requests("r", RequestStatus.FINISHED_ABORTED)
-    assert (worker.dropped, len(kvd.releases)) == (["r"], 1)
-    bench.settle()
-    bench.step()
-    assert free_blocks(bench) == free
-
-
-def test_nobody_finds_what_did_not_come_for_a_request_that_was_aborted(
-    opened: Open, worker: InStepWorker
-) -> None:
-    from vllm.v1.request import RequestStatus
-
-    worker.miss = {"r"}
-    bench = opened()
-    bench.arrive("r", TOKENS, pulled())
-    bench.arrive("same", TOKENS, None)
-    bench.step()
-    bench.scheduler.finish_requests("r", RequestStatus.FINISHED_ABORTED)
-    assert bench.step()[0] == {}, "nobody is given its blocks before they are out of the cache"
-    assert bench.step()[0] == {"same": PROMPT}
-    bench.run_out()
-
-
-def test_a_claim_that_is_never_answered_is_a_miss(
-    opened: Open, kvd: WillingKvd, worker: InStepWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from kvd.vllm.scheduler import in_step
-
-    monkeypatch.setattr(in_step, "ANSWER_SECONDS", 0.0)
-    monkeypatch.setattr(worker, "stands", lambda _request_id: False)
-    kvd.silent = True
-    bench = opened()
-    request = bench.arrive("r", TOKENS, pulled())
-    bench.run_out()
-    bench.settle()
-    assert list(request.output_token_ids) == [7] * 5
-    assert worker.miss == {"r"}

@@ -62,8 +62,11 @@ class UsedInStep(Protocol):
     def unsettled(self) -> Sized:
         """Those of steps whose results were not taken."""
 
-    def at_hand(self, loads: Any, *, busy: bool) -> None:
-        """A step is about to be scheduled, by who can take requests back; ``busy``: others compute in it."""
+    def at_hand(self, loads: Any, *, busy: bool, ahead: bool) -> None:
+        """A step is about to be scheduled, by who can take requests back.
+
+        ``busy``: others compute in it. ``ahead``: the one before is under way.
+        """
 
     def missed(self, scheduled: Container[str]) -> Mapping[str, Collection[int]]:
         """Of a step's requests those whose loads are misses, or that are gone, with the blocks of each."""
@@ -135,7 +138,8 @@ class EarlyScheduler(AsyncScheduler):
             self._looked = True
             self._in_step = loads if can_take_back(self) else None
         if self._in_step is not None:
-            self._in_step.at_hand(worker.in_step, busy=bool(self.running))
+            ahead = self._under_way > 0
+            self._in_step.at_hand(worker.in_step, busy=bool(self.running), ahead=ahead)
 
     @property
     def _lockstep(self) -> bool:

@@ -7,6 +7,7 @@ they are looked for, and what the builds have differs.
 from __future__ import annotations
 
 import inspect
+import itertools
 import time
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
@@ -46,22 +47,27 @@ def can_take_back(scheduler: Any) -> bool:
 def take_back(scheduler: Any, request_id: str, blocks: Collection[int]) -> bool:
     """Have a request begin anew, as one that is preempted, though steps with it are under way; False if it has ended.
 
-    Nothing that is found in ``blocks`` by its hash is found any more.
+    Nothing that is found in ``blocks`` by its hash is found any more, nor in those that the request has now.
     """
-    scheduler.kv_cache_manager.evict_blocks(set(blocks))
     request: Request | None = scheduler.requests.get(request_id)
     if request is None or request.is_finished():
+        scheduler.kv_cache_manager.evict_blocks(set(blocks))
         return False
+    now = scheduler.kv_cache_manager.get_block_ids(request_id)
+    scheduler.kv_cache_manager.evict_blocks({*blocks, *itertools.chain.from_iterable(now)})
     more = {_DROPS: True} if _TAKES_DROPS else {}
     if request.status == RequestStatus.RUNNING:
         scheduler.running.remove(request)
         scheduler._preempt_request(request, time.monotonic(), **more)  # noqa: SLF001 - looked for above
-        # It may be scheduled again at once: to the workers it is one that was away. What it then has cached counts.
+        # It may be scheduled again at once: to the workers it is one that was away.
         scheduler.prev_step_scheduled_req_ids.discard(request_id)
-        request.num_preemptions -= 1
     elif _TAKES_DROPS:  # vLLM has preempted it meanwhile
         setattr(request, _DROPS, True)
     if not _TAKES_DROPS:
-        setattr(request, _COUNTS, request.num_output_placeholders)
+        # vLLM may be throwing some away already.
+        setattr(request, _COUNTS, getattr(request, _COUNTS) + request.num_output_placeholders)
         request.num_output_placeholders = 0
+    if (stats := getattr(request, "prefill_stats", None)) is not None:
+        told = dict.fromkeys(("num_local_cached_tokens", "num_external_cached_tokens"), 0)
+        stats.set(num_prompt_tokens=request.num_prompt_tokens, **told)
     return True

@@ -76,6 +76,11 @@ def wants_prompt_logprobs(request: VllmRequest) -> bool:
     return sampling is not None and sampling.prompt_logprobs is not None
 
 
+def wants_seed(request: VllmRequest) -> bool:
+    """Whether the request draws its tokens by a seed of its own."""
+    return getattr(getattr(request, "sampling_params", None), "seed", None) is not None
+
+
 def block_hashes(request: Any) -> Sequence[bytes]:
     """The hashes of a request's full blocks, each of which stands for all tokens up to its block's end."""
     found: Sequence[bytes] = request.block_hashes

@@ -13,9 +13,11 @@ it is here: another thread would have to get Python's lock for that, and would t
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 
 from kvd.backends.errors import BackendError
+from kvd.geometry.model import WorkerGeometry
 from kvd.worker.cause import REQUEST_OVER, Cause
 from kvd.worker.ends import LoadEnds
 from kvd.worker.load import Load, Standing
@@ -28,9 +30,19 @@ StreamOf = Callable[[], int]
 """The handle of the stream that the calling thread's step is queued on."""
 JOIN_SECONDS = 20e-3
 """How long a step waits for its loads to be posted. Then they are misses, if they still are not."""
+STUCK_SECONDS = 1.0
+"""How long it waits for one that a thread is posting. One that hangs in there is a miss, and is to end by itself."""
+UNKNOWN_RATE = 50e9
+"""Bytes a second that a load is taken to come with, before one has told of its lane."""
+UNORDERED = Cause("its lane is another one now, which its step could not wait for", "TRANSFER_FAILED")
 NOT_POSTED = Cause(
     f"it was not posted within {JOIN_SECONDS * 1e3:g} ms, which its step was waiting for", "TOO_LATE"
 )
+
+
+def token_bytes(geometry: WorkerGeometry) -> float:
+    """Bytes that a token of a long prompt has on a worker; windows and states count as if they held all."""
+    return sum(layer.page.content / group.block_size for group in geometry.groups for layer in group.layers)
 
 
 class InStepLoads:
@@ -43,8 +55,10 @@ class InStepLoads:
         reporting: Reporting,
         note: Callable[[Iterable[Load]], None],
         stream_of: StreamOf | None,
+        bytes_of_token: float,
     ) -> None:
         """``note`` takes note of loads that have ended. Without ``stream_of`` memory has no streams to order."""
+        self._least_pace = bytes_of_token / UNKNOWN_RATE
         self._peers = peers
         self._ends = ends
         self._reporting = reporting
@@ -60,7 +74,10 @@ class InStepLoads:
         if self._stream_of is None:
             return False
         thread = self._peers.pull_threads.get(prefill.engine_id)
-        return thread is not None and thread.lanes.orders_streams(prefill.generation, tokens, most_seconds)
+        if thread is None:
+            return False
+        seconds = tokens * (thread.lanes.pace or self._least_pace)
+        return seconds <= most_seconds and thread.lanes.orders_streams(prefill.generation)
 
     def begun(self, load: Load) -> None:
         """A load of the coming step has begun."""
@@ -74,21 +91,26 @@ class InStepLoads:
     def join(self) -> None:
         """Before the step is queued: have it run behind its loads. Those that are not posted in time are misses."""
         loads, self._begun = self._begun, []
+        until = time.monotonic() + JOIN_SECONDS
         for load in loads:
-            if not load.under_way.wait(JOIN_SECONDS):
+            if not load.under_way.wait(max(0.0, until - time.monotonic())):
                 load.drop(NOT_POSTED)
                 self._peers.withdraw(load)
-                load.under_way.wait()  # it is being posted at this moment, or refused
+                load.under_way.wait(STUCK_SECONDS)  # it is being posted at this moment
         for load in loads:
             self._precede(load)
 
     def _precede(self, load: Load) -> None:
         """Whatever goes wrong with that is a miss."""
-        stream = self._stream_of() if self._stream_of is not None else 0
+        if load.cause or load.dropped or self._stream_of is None:
+            return
         try:
-            self._peers.precede(load, stream)
+            ordered = self._peers.precede(load, self._stream_of())
+            cause = None if ordered else UNORDERED
         except BackendError as error:
-            load.drop(Cause(error.message, "TRANSFER_FAILED"))
+            cause = Cause(error.message, "TRANSFER_FAILED")
+        if cause:
+            load.drop(cause)
             self._peers.give_up(load)
 
     # --- when the step is over ---
@@ -105,8 +127,11 @@ class InStepLoads:
         """What became of loads that have ended since this was last asked; one is given ``wait`` seconds."""
         self._note(self._ends.take(wait))
         outcomes = self._reporting.tell_in_step()
-        for request_id in outcomes.loads:
-            self._used.pop(request_id, None)
+        for request_id, cause in outcomes.loads.items():
+            if load := self._used.pop(request_id, None):
+                outcomes.loads[request_id] = (
+                    cause or load.dropped
+                )  # it may have come, but its step did not wait for it
         return outcomes
 
     def let_go(self, request_id: str) -> None:

@@ -61,10 +61,13 @@ class PeerThreads:
         thread = self.pull_threads.get(load.order.prefill.engine_id)
         return thread is not None and thread.lanes.landed(load)
 
-    def precede(self, load: Load, stream: int) -> None:
-        """Have what is queued on a stream from now on run after a pull that is posted. Raises `BackendError`."""
-        if thread := self.pull_threads.get(load.order.prefill.engine_id):
-            thread.lanes.precede(load, stream)
+    def precede(self, load: Load, stream: int) -> bool:
+        """Have what is queued on a stream from now on run after a pull that is posted. Raises `BackendError`.
+
+        False where that cannot be.
+        """
+        thread = self.pull_threads.get(load.order.prefill.engine_id)
+        return thread is not None and thread.lanes.precede(load, stream)
 
     def withdraw(self, load: Load) -> None:
         """End a pull that was dropped, on this thread, if it is not posted and nobody has begun to."""

@@ -41,7 +41,7 @@ from kvd.worker.ends import LoadEnds
 from kvd.worker.errors import ConnectorError
 from kvd.worker.host.locality import locality
 from kvd.worker.host.read_cost import ReadCost
-from kvd.worker.in_step import InStepLoads, StreamOf
+from kvd.worker.in_step import InStepLoads, StreamOf, token_bytes
 from kvd.worker.load import Load
 from kvd.worker.orders import Fault, StageOrder, StepOrders, StepOutcomes
 from kvd.worker.peer_threads import PeerThreads
@@ -121,7 +121,9 @@ class WorkerHalf:
         probes = settings.probe and engine.role != "prefill"
         self.pushing = Pushing(self._context, record_event, self._stager)
         self._peers = PeerThreads(self._context, paths.probed if probes else None)
-        self.in_step = InStepLoads(self._peers, self._ends, self._reporting, self._note, stream_of)
+        self.in_step = InStepLoads(
+            self._peers, self._ends, self._reporting, self._note, stream_of, token_bytes(geometry)
+        )
         ready = self._proceed, self._refuse_unannounced, self.in_step.begun
         self._loads = StepLoads(geometry, record_event, self._ends, *ready)
         card = WorkerCard(
@@ -174,6 +176,8 @@ class WorkerHalf:
         if remote is not None and load.order.prefill.generation in ("", remote.generation):
             if not self.in_step.post(load):
                 self._hand_over(load)
+        elif load.order.in_step:  # whose step cannot wait for that
+            self._refuse_unannounced(load, Cause("its prefiller has just been forgotten here", "PEER_GONE"))
         else:
             self._ask_for_peer(load)
 

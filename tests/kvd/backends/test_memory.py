@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from kvd.backends.contract import Lane, State
+from kvd.backends.contract import Lane, State, orders_streams
 from kvd.backends.memory import Faults, open_backend
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
@@ -45,6 +45,18 @@ def test_hold(bench: Bench) -> None:
     assert not bench.target.any()
     bench.faults.release(0)
     assert bench.lane.poll(transfer) is State.DONE
+    assert bench.target.sum() == 56
+
+
+def test_what_is_not_held_is_there_for_the_stream_behind_it(bench: Bench) -> None:
+    bench.faults.hold = {0}
+    held, other = (bench.lane.submit("p", bench.rows()) for _ in range(2))
+    assert orders_streams(bench.lane)
+    bench.lane.precede(held, 0)
+    assert held.state is State.PENDING
+    assert not bench.target.any()
+    bench.lane.precede(other, 0)
+    assert other.state is State.DONE
     assert bench.target.sum() == 56
 
 

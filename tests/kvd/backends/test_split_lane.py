@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from kvd.backends import split_lane
-from kvd.backends.contract import SelectingLane, State
+from kvd.backends.contract import SelectingLane, State, orders_streams
 from kvd.backends.direct.host import copy as direct_copy
 from kvd.backends.direct.host import lane as direct_lane
 from kvd.backends.direct.host.lane import DirectLane
@@ -299,6 +299,27 @@ def test_a_read_goes_on_with_each_poll(direct: SplitBench, monkeypatch: pytest.M
     assert not (direct.target == direct.source).all()
     assert finish(lane, transfer) is State.DONE
     assert (direct.target == direct.source).all()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_all_of_a_read_is_there_for_the_stream_behind_it(
+    direct: SplitBench, monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    lane = direct.split() if threads > 1 else direct.lane()
+    monkeypatch.setattr(direct_lane, "SLICE_S", 0.0)
+    monkeypatch.setattr(direct_copy, "CALL_BYTES", 4 << 20)
+    transfer = lane.submit("p", direct.whole())
+    assert transfer.state.value == "pending"
+    lane.precede(transfer, 0)
+    assert transfer.state is State.DONE
+    assert (direct.target == direct.source).all()
+
+
+def test_it_orders_streams_only_where_its_lanes_do(
+    direct: SplitBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(DirectLane, "precede")
+    assert not orders_streams(direct.lane())
 
 
 def test_nothing_lands_after_close(direct: SplitBench, monkeypatch: pytest.MonkeyPatch) -> None:

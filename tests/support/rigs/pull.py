@@ -17,6 +17,7 @@ from kvd.topology.descriptors import Descriptors
 from kvd.vllm.memory.tensors import sibling_geometries, worker_geometry
 from kvd.wire.transfer import ReportTransfers, TransferRecord
 from kvd.worker.cause import text_of
+from kvd.worker.in_step import StreamOf
 from kvd.worker.orders import LoadOrder, StepOrders
 from kvd.worker.reporting import Results
 from kvd.worker.settings import ConnectorSettings
@@ -59,6 +60,10 @@ class SlowLane:
         self._gates.pass_("poll")
         return self._inner.poll(transfer)
 
+    def precede(self, transfer: Transfer, stream: int) -> None:
+        self._gates.streams.append(stream)
+        self._inner.precede(transfer, stream)
+
     def close(self) -> None:
         self._gates.pass_("close")
         if self._gates.close_errors:
@@ -76,6 +81,8 @@ class Gates:
     reached: dict[str, threading.Event] = field(default_factory=dict)
     close_errors: list[Exception] = field(default_factory=list)
     close_tried: threading.Event = field(default_factory=threading.Event)
+    streams: list[int] = field(default_factory=list)
+    """Those that were put behind transfers."""
     opened: int = 0
     closed: int = 0
 
@@ -141,8 +148,13 @@ class Rig:
     """Engine ``p`` has written its blocks; engine ``d`` reads them."""
 
     def __init__(
-        self, config: SimpleNamespace | None = None, settings: ConnectorSettings | None = None
+        self,
+        config: SimpleNamespace | None = None,
+        settings: ConnectorSettings | None = None,
+        stream_of: StreamOf | None = None,
     ) -> None:
+        """With ``stream_of`` the decoder's memory has streams, so that a step can run behind its loads."""
+        self.stream_of = stream_of
         self.config = config or cache_config(BLOCKS, (full(), ("l0", "l1")))
         self.faults, self.gates = Faults(), Gates()
         self.source, self.prefiller, self.p_script = self._worker("p", Faults(), Gates(), settings)
@@ -164,6 +176,7 @@ class Rig:
             SlowBackend(open_backend(name, options={"faults": faults}), gates),
             script.open,
             memory=tensors,
+            stream_of=self.stream_of if name == "d" else None,
         )
         return buffer, half, script
 
@@ -178,6 +191,14 @@ class Rig:
     def results(self, count: int = 1) -> Results:
         """The results of ``count`` loads, as vLLM's steps would gather them."""
         return gather(self.decoder, count)
+
+    def asleep(self) -> None:
+        """The lane is there, and its thread waits for a word: a step posts its loads itself."""
+        thread = eventually(lambda: self.decoder._peers.pull_threads.get("p"))
+        assert thread is not None
+        eventually(lambda: thread.lanes.now)
+        waits: Any = thread._thread._inbox.not_empty
+        eventually(lambda: thread._thread.idle and waits._waiters)
 
     def expire(self, request_id: str = "d-1", pieces: int = 0) -> None:
         """The time of a load is up, once it is posted and so many of its pieces have come."""

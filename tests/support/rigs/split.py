@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kvd.backends.contract import Backend, Operation, SelectingLane, State, Transfer
+from kvd.backends.contract import Backend, Operation, SelectingLane, State, Transfer, orders_streams
 from kvd.backends.registry import open_backend
 from kvd.backends.split_lane import SplitLane
 from kvd.geometry.model import Region
@@ -45,6 +45,12 @@ class Watched:
 
     def poll(self, transfer: Transfer) -> State:
         return self.lane.poll(transfer)
+
+    @property
+    def precede(self) -> Callable[[Transfer, int], None]:
+        if not orders_streams(self.lane):
+            raise AttributeError("precede")
+        return self.lane.precede
 
     def close(self) -> None:
         self.lane.close()

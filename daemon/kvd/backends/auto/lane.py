@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from kvd.backends.contract import (
     Holding,
     Lane,
     Operation,
+    OrderedLane,
     State,
     Traits,
     Transfer,
@@ -132,7 +134,11 @@ class AutoLane(PeerLane[AutoPeer]):
         lane = self._engine if self._why_not_direct else self._direct
         if not orders_streams(lane):
             raise AttributeError("precede")
-        return lane.precede
+        return functools.partial(self._precede, lane)
+
+    def _precede(self, lane: OrderedLane, transfer: Transfer, stream: int) -> None:
+        lane.precede(transfer, stream)
+        self._note_failure(transfer)
 
     def _named(self, transfer: Transfer) -> Transfer:
         transfer.backend = self.uses
@@ -148,10 +154,14 @@ class AutoLane(PeerLane[AutoPeer]):
                 transfer.end(f"not a transfer of lane {self.name!r}")
                 return transfer.state
             state = lane.poll(transfer)
-            if state is State.FAILED and transfer.backend == DIRECT and transfer.peer in self._peers:
-                # A peer that died is not reached by the engine either; for all other causes that is the way out.
-                self._backends.avoid[self._peers[transfer.peer].both.direct_metadata] = transfer.reason
+            self._note_failure(transfer)
             return state
+
+    def _note_failure(self, transfer: Transfer) -> None:
+        """A peer that died is not reached by the engine either; for all other causes that is the way out."""
+        failed = transfer.state is State.FAILED
+        if failed and transfer.backend == DIRECT and transfer.peer in self._peers:
+            self._backends.avoid[self._peers[transfer.peer].both.direct_metadata] = transfer.reason
 
     def close(self) -> None:
         """End the lanes behind this one. When this returns, no byte of any transfer can land any more. Idempotent.

@@ -288,9 +288,11 @@ class Claims:
         self._answered.append(answer_on(claim))
 
     def answers(self, claim: Claim, now: float) -> list[ClaimAnswer]:
-        """Look at once whether a claim beside its load was answered; all that workers are to be told. Clears it."""
+        """Look now whether a claim beside its load was answered: what its workers are to be told. Clears that."""
         self._look_beside(claim, now)
-        return self.take_answered()
+        mine = [one for one in self._answered if one.request_id == claim.request_id]
+        self._answered = [one for one in self._answered if one not in mine]
+        return mine
 
     def take_answered(self) -> list[ClaimAnswer]:
         """What workers are to be told of loads that began before their claims were answered. Clears it."""
@@ -312,7 +314,7 @@ class Claims:
         """Claim less after a miss, where a prefix came that may be read again; the lease is kept for it."""
         less = 0 < claim.kept < claim.tokens
         ours = claim.state is ClaimState.LOADING and not claim.beside  # else nothing of it may be used
-        if not ours or claim.transfer_id or not less or claim.again >= MAX_AGAIN:
+        if not ours or claim.transfer_id or claim.in_step or not less or claim.again >= MAX_AGAIN:
             return False
         claim.go(ClaimState.WAITING)
         claim.tokens, claim.cause = claim.kept, None

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from kvd.vllm.vllm_types import changes_blocks, leave_unzeroed
@@ -46,11 +46,22 @@ class FreedBlocks:
         self._pool = pool
 
     def spares(self, count: int) -> bool:
-        """Whether so many blocks can be given that no step of late may touch: vLLM first gives what is free longest."""
-        if self._pool is None:
+        """Whether the blocks that vLLM gives next are so many that no step of late may touch.
+
+        Blocks without a hash that were taken back come first, those with one last.
+        """
+        if self._pool is None or self._pool.get_num_free_blocks() < count:
             return False
-        lately = sum(len(freed) for _, freed in self._freed)
-        return bool(self._pool.get_num_free_blocks() >= count + lately)
+        lately = frozenset[int]().union(*(freed for _, freed in self._freed))
+        return not lately or lately.isdisjoint(self._next(count))
+
+    def _next(self, count: int) -> Iterator[int]:
+        block = self._pool.free_block_queue.fake_free_list_head.next_free_block
+        for _ in range(count):
+            if block is None:
+                return
+            yield block.block_id
+            block = block.next_free_block
 
     def scheduled(self, loads: list[LoadOrder], output: object) -> tuple[int, list[LoadOrder]]:
         """The number of the step that was scheduled, 0 where nothing is known; its loads, with what they may ignore.

@@ -101,8 +101,7 @@ class SchedulerHalf:
         self._readers = self._claims.readers
         self._forced.connect(self._claims.all, self._session.deliver)
         self._served = Served(engine.engine_id, self._session.deliver)
-        blocks = self.groups, self.freed_blocks
-        self.in_step = InStep(settings, policy, *blocks, lambda: self._claims, self.loads_ended)
+        self.in_step = InStep(settings, policy, groups, self.freed_blocks, self._claims, self.loads_ended)
 
     # --- both sides ---
 
@@ -221,7 +220,7 @@ class SchedulerHalf:
         fault = None if claim.cause else self._forced.fault(claim)
         most = self.settings.push_timeout if claim.transfer_id else self.settings.load_timeout
         self._orders.append(load_order(claim, self.groups, table, external, most, fault, cached))
-        self.in_step.ordered(request, self._orders[-1])
+        self.in_step.ordered(request, self._orders[-1], table)
 
     def _not_loaded(self, claim: Claim) -> None:
         """Nothing will be loaded of a claim: vLLM computes its request, or has another connector load it."""
@@ -285,7 +284,7 @@ class SchedulerHalf:
     ) -> tuple[bool, dict[str, Any] | None]:
         """A request ended. (True, params) where its blocks are kept for a decoder, else (False, None)."""
         self._tables.pop(request.request_id, None)
-        self.in_step.over(request.request_id)
+        self.in_step.ending(request.request_id)
         self._served.forget(request.request_id)
         staged = self._staged.finished(request.request_id, block_ids)
         summed = self._sampling.finished(request.request_id, block_ids, completed=completed)
@@ -296,6 +295,7 @@ class SchedulerHalf:
             if claim.state is ClaimState.LOADING:  # its load is on the way, and nobody waits for it any more
                 self._dropped.append(request.request_id)
             self._claims.request_over(claim)
+            self.in_step.over(request.request_id, block_ids)
             if not claim.checked:  # else it may be prefilled here all the same, from there on
                 return False, None
         if self._pushes.knows(request.request_id):
@@ -375,8 +375,8 @@ class SchedulerHalf:
         return table() if table is not None else None
 
     def _closed_by_us(self, lease: Lease) -> None:
-        name = f"closed {lease.request_id}"
-        self._session.deliver(name, self._leases.closed_message(self.engine.engine_id, lease))
+        told = self._leases.closed_message(self.engine.engine_id, lease)
+        self._session.deliver(f"closed {lease.request_id}", told)
 
     # --- on the session's thread ---
 

@@ -19,6 +19,8 @@ is added up; one that is claimed again; any where misses fail the request. They 
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import time
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
@@ -29,7 +31,7 @@ from kvd.vllm.memory.groups import GroupFacts
 from kvd.vllm.scheduler.claim import Claim
 from kvd.vllm.scheduler.claims import Claims
 from kvd.vllm.scheduler.freed_blocks import FreedBlocks
-from kvd.vllm.vllm_types import VllmRequest
+from kvd.vllm.vllm_types import BlockTable, VllmRequest, wants_prompt_logprobs, wants_seed
 from kvd.worker.cause import Cause
 from kvd.worker.orders import ClaimAnswer, LoadOrder, StepOutcomes
 from kvd.worker.remote import RemotePrefill
@@ -44,8 +46,10 @@ LOOK_SECONDS = 500e-6
 """Between two looks at a claim whose answer is waited for."""
 ANSWER_SECONDS = 20e-3
 """How long a step's results wait for the answers on its claims; they take a millisecond, and the step some more."""
-END_SECONDS = 2.0
-"""How long they wait for the end of a load that was given up. By then nothing of it is on the way: its step is over."""
+END_SECONDS = 15.0
+"""How long they wait for the end of a load that was given up: as long as closing its lane may take."""
+HOLD_OFF_SECONDS = 10.0
+"""After a claim that was not answered in time, how long no load is used in its step: each would make others wait."""
 UNANSWERED = Cause(
     f"its claim was not answered within {ANSWER_SECONDS * 1e3:g} ms of the step that used it (see `kvctl status`)",
     "PEER_AWAY",
@@ -76,7 +80,7 @@ class WorkersLoads(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Unsettled:
-    """A load whose step is under way: its blocks, its request's prompt, of which the first ``computed`` were here."""
+    """A load whose step is under way: its request's ``blocks`` and prompt, of which ``computed`` tokens were here."""
 
     blocks: frozenset[int]
     prompt: Sequence[int] | None
@@ -92,7 +96,7 @@ class InStep:
         policy: str,
         groups: Sequence[GroupFacts],
         freed_blocks: FreedBlocks,
-        claims: Callable[[], Claims],
+        claims: Claims,
         told: Callable[[set[str], StepOutcomes], None],
     ) -> None:
         """``told`` is told what became of loads, as of any other."""
@@ -104,6 +108,8 @@ class InStep:
         self._told = told
         self._loads: WorkersLoads | None = None
         self._most_seconds = 0.0
+        self._ahead = False
+        self._not_before = 0.0
         self._known: dict[str, StepOutcomes] = {}
         """What became of loads, of which nobody was told."""
         self._gone: set[str] = set()
@@ -117,8 +123,12 @@ class InStep:
 
     # --- as a step is scheduled ---
 
-    def at_hand(self, loads: WorkersLoads, *, busy: bool) -> None:
-        """A step is about to be scheduled, by who can take requests back; ``busy``: others compute in it."""
+    def at_hand(self, loads: WorkersLoads, *, busy: bool, ahead: bool) -> None:
+        """A step is about to be scheduled, by who can take requests back.
+
+        ``busy``: others compute in it. ``ahead``: the one before is under way.
+        """
+        self._ahead = ahead
         self._loads = loads
         # An answer goes out while the step is scheduled that follows it; whoever is told then takes Python's lock.
         due, self._due, self._settled = self._due, self._settled, []
@@ -132,29 +142,32 @@ class InStep:
         Else the request's last token is left to the step.
         """
         fewer = min(count, request.num_prompt_tokens - 1 - claim.computed)
-        claim.in_step = fewer > 0 and self._suits(claim, fewer)
+        claim.in_step = fewer > 0 and self._suits(claim, request, fewer)
         return (fewer, False) if claim.in_step else (count, True)
 
     def waits(self, request: VllmRequest, computed: int) -> bool:
         """Whether the ``computed`` cached tokens of a request may be of a load that may not stand."""
         return any(self._may_share(request, computed, one) for one in self.unsettled.values())
 
-    def ordered(self, request: VllmRequest, order: LoadOrder) -> None:
-        """A load is ordered: take note of it where its step uses it."""
-        if not order.in_step:
-            return
-        self.unsettled[order.request_id] = Unsettled(
-            frozenset(order.block_ids), request.prompt_token_ids, order.computed
-        )
+    def ordered(self, request: VllmRequest, order: LoadOrder, table: BlockTable) -> None:
+        """A load is ordered: take note of it where its step uses it. ``table`` has all blocks of the request."""
+        if order.in_step:
+            blocks = frozenset(itertools.chain.from_iterable(table))
+            self.unsettled[order.request_id] = Unsettled(blocks, request.prompt_token_ids, order.computed)
 
-    def over(self, request_id: str) -> None:
-        """A request has ended; where its load is not settled, before its step's results were taken.
-
-        Nobody uses the load. But others may still find its blocks, which may hold nothing good.
-        """
+    def ending(self, request_id: str) -> None:
+        """A request is about to end: tell what became of its load, if that is settled."""
         if request_id in self._known and request_id not in self.unsettled:
             self._tell([request_id])
+
+    def over(self, request_id: str, table: BlockTable) -> None:
+        """A request has ended; where its load is not settled, before its step's results were taken.
+
+        Nobody uses the load. But others may still find its blocks, which may hold nothing good: ``table`` has them.
+        """
         if request_id in self.unsettled and self._loads is not None:
+            one, now = self.unsettled[request_id], itertools.chain.from_iterable(table)
+            self.unsettled[request_id] = dataclasses.replace(one, blocks=one.blocks.union(now))
             self._gone.add(request_id)
             self._loads.drop(request_id)
             self._told({request_id}, self._known.pop(request_id, StepOutcomes({request_id: None})))
@@ -164,7 +177,8 @@ class InStep:
     def missed(self, scheduled: Container[str]) -> dict[str, frozenset[int]]:
         """The requests of a step whose loads are misses, or that are gone, and the blocks of each load."""
         used = {name: one.blocks for name, one in self.unsettled.items() if name in scheduled}
-        missed = {name: blocks for name, blocks in used.items() if not self._stands(name)}
+        until = time.monotonic() + ANSWER_SECONDS
+        missed = {name: blocks for name, blocks in used.items() if not self._stands(name, until)}
         self._tell(missed)  # vLLM will ask for them in the next step
         return missed
 
@@ -182,14 +196,14 @@ class InStep:
                     self._loads.let_go(request_id)
                 self._told({request_id}, outcomes)
 
-    def _stands(self, request_id: str) -> bool:
+    def _stands(self, request_id: str, until: float) -> bool:
         """Whether the load of an unsettled request is good, once that is known; it is settled then."""
         if request_id in self._gone:
             self._gone.remove(request_id)
             self._known.pop(request_id, None)
             del self.unsettled[request_id]
             return False
-        until, given_up = time.monotonic() + ANSWER_SECONDS, False
+        given_up = False
         while request_id not in self._known:
             if self._loads is None or self._loads.stands(request_id):
                 self._note(StepOutcomes({request_id: None}, {request_id: time.monotonic()}))
@@ -215,28 +229,36 @@ class InStep:
 
     def _look(self, request_id: str) -> None:
         """Look whether the claim was answered."""
-        claim = self._claims().get(request_id)
+        claim = self._claims.get(request_id)
         if claim is not None and claim.beside and self._loads is not None:
-            self._loads.answered(self._claims().answers(claim, time.monotonic()))
+            self._loads.answered(self._claims.answers(claim, time.monotonic()))
 
     def _give_up(self, request_id: str, *, again: bool) -> None:
-        """Nobody knows in time whether it stands: it is a miss."""
-        if not again and self._loads is not None:
-            self._loads.answered([ClaimAnswer(request_id, 0.0, UNANSWERED)])
-            return
-        log.error("the load of request %s, given up after its step, has not ended", request_id)
-        self._note(StepOutcomes({request_id: UNANSWERED}))
+        """Nobody knows in time whether it stands: it is a miss.
+
+        Raises `RuntimeError` where it does not end: its blocks may still be written, and nobody can be given them.
+        """
+        if again or self._loads is None:
+            raise RuntimeError(
+                f"the load of request {request_id} was given up and has not ended in {END_SECONDS:g} s: its device or"
+                " its lane hangs, and its blocks may still be written; start this engine again"
+            )
+        self._not_before = time.monotonic() + HOLD_OFF_SECONDS
+        self._loads.answered([ClaimAnswer(request_id, 0.0, UNANSWERED)])
 
     # --- what suits ---
 
-    def _suits(self, claim: Claim, tokens: int) -> bool:
-        if not self._allowed or self._loads is None:
+    def _suits(self, claim: Claim, request: VllmRequest, tokens: int) -> bool:
+        if not self._allowed or self._loads is None or time.monotonic() < self._not_before:
             return False
         if claim.transfer_id or claim.checked or claim.again or claim.prefill.checksum:
             return False
+        # Of a miss vLLM would give the prompt's log probabilities without a token, and go on drawing at another seed.
+        if wants_prompt_logprobs(request) or wants_seed(request):
+            return False
         blocks = sum(-(-tokens // size) + 1 for size in self._block_sizes)
-        # Else the load would wait for earlier steps, and its own step for it.
-        spared = self._freed.spares(blocks)
+        # Else the load would wait for steps under way, and its own step for it.
+        spared = not self._ahead or self._freed.spares(blocks)
         return spared and self._loads.takes(claim.prefill, tokens, self._most_seconds)
 
     def _may_share(self, request: VllmRequest, computed: int, load: Unsettled) -> bool:

@@ -77,6 +77,11 @@ class FollowedPeer:
         """Of the engine as it was last looked up, "" where it is not known."""
         return "" if self._seen is None else self._seen.generation
 
+    @property
+    def changed(self) -> bool:
+        """Whether another generation is registered than was looked up, or none."""
+        return self._topology.find(self._engine_id) is not self._seen
+
     def parted(self) -> Cause | None:
         """Why the generation that was worked with is over, once; nothing where it is not. Looked up anew."""
         before, now = self._seen, self._topology.find(self._engine_id)

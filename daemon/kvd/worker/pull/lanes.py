@@ -29,7 +29,7 @@ class ReadLanes:
         self._made: list[HeldLane] = []
         self.now: Lane | None = None
         self.pace = 0.0
-        """Seconds on the device for a token, of the last load that took long enough to tell."""
+        """Seconds on the device for a token, of the last load that took long enough to tell; 0 before one did."""
         self.unclosed: Unclosed[tuple[Load, Cause | None]] = Unclosed(f"the lane to {engine_id}", activity)
 
     @property
@@ -62,22 +62,20 @@ class ReadLanes:
 
     # --- for steps that run behind a load; on any thread ---
 
-    def orders_streams(self, generation: str, tokens: int, most_seconds: float) -> bool:
-        """Whether the device can be told now to do something after a read from that generation.
+    def orders_streams(self, generation: str) -> bool:
+        """Whether the device can be told now to do something after a read from that generation."""
+        return orders_streams(self.now) and self.generation == generation and not self.unclosed
 
-        And whether so many ``tokens`` take no longer than ``most_seconds``, by the pace of the last large load.
+    def precede(self, load: Load, stream: int) -> bool:
+        """Have what is queued on a stream of the device run after what was posted of a load. Raises `BackendError`.
+
+        False where that cannot be: its lane is gone, or is one that orders no streams.
         """
-        known = orders_streams(self.now) and self.generation == generation and not self.unclosed
-        return known and tokens * self.pace <= most_seconds
-
-    def precede(self, load: Load, stream: int) -> None:
-        """Have what is queued on a stream of the device run after what was posted of a load.
-
-        Nothing where its lane is gone: then it is a miss. Raises `BackendError`.
-        """
-        if orders_streams(lane := self.now):
-            for transfer in load.pieces.transfers:
-                lane.precede(transfer, stream)
+        if not orders_streams(lane := self.now):
+            return False
+        for transfer in load.pieces.transfers:
+            lane.precede(transfer, stream)
+        return True
 
     def landed(self, load: Load) -> bool:
         """Whether all of a load that is posted is here, in time."""

@@ -106,7 +106,8 @@ class PullThread:
             return False
         try:
             # A load that goes back to those that wait, since its lane failed, is the thread's.
-            free = self._thread.idle and not self._due and not self._probing.on and self.lanes.now is not None
+            free = self._thread.idle and not self._due and not self._probing.on
+            free = free and self.lanes.now is not None and not self._peer.changed
             if not free or not self._admission.put(load, lambda _: None):
                 return False
             self._start(load)

@@ -16,7 +16,7 @@ import pytest
 from kvd.backends.auto import backend as auto
 from kvd.backends.auto.lane import AutoLane
 from kvd.backends.auto.metadata import read_both, write_both
-from kvd.backends.contract import Lane, State, Transfer, traits_of
+from kvd.backends.contract import Lane, State, Transfer, orders_streams, traits_of
 from kvd.backends.direct import backend as direct
 from kvd.backends.direct.card import Card, CudaCard, SharedStretch
 from kvd.backends.direct.cuda.lane import CudaLane
@@ -26,7 +26,7 @@ from kvd.backends.direct.host import lane as direct_lane
 from kvd.backends.direct.process import Process
 from kvd.backends.envelope import pack, unpack
 from kvd.backends.errors import BackendError, BackendUnavailable, PeerMetadataError, WorkerUnreachable
-from kvd.backends.memory import Faults, MemoryBackend
+from kvd.backends.memory import Faults, MemoryBackend, MemoryLane
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
 from kvd.topology.grid import Grid, Selection
@@ -127,6 +127,31 @@ def test_a_lane_has_the_traits_of_what_moves_its_bytes(worker: Make) -> None:
     lane.add("tp1", far.elsewhere())
     assert traits_of(me.backend, lane) == MemoryBackend.traits
     assert traits_of(me.backend, None) == me.backend.traits
+
+
+def test_streams_are_put_behind_what_the_chosen_lane_moves(worker: Make) -> None:
+    me, near, far = worker(), worker(), worker()
+    for metadata, there, uses in ((near.metadata, near, "direct"), (far.elsewhere(), far, "memory")):
+        lane = me.backend.lane("engine")
+        lane.add("tp0", metadata)
+        assert orders_streams(lane)
+        me.memory[:] = 0
+        transfer = lane.submit("tp0", rows(me, there))
+        lane.precede(transfer, 0)
+        assert (transfer.state, transfer.backend) == (State.DONE, uses)
+        assert (me.memory == there.memory).all()
+
+
+def test_no_stream_is_ordered_where_the_chosen_lane_cannot(
+    worker: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(MemoryLane, "precede")  # as an engine whose transfers the device knows nothing of
+    me, near, far = worker(), worker(), worker()
+    lane = me.backend.lane("engine")
+    lane.add("tp0", near.metadata)
+    assert orders_streams(lane)
+    lane.add("tp1", far.elsewhere())
+    assert not orders_streams(lane)
 
 
 @dataclass

@@ -128,6 +128,28 @@ def test_reads_scattered_rows_of_every_length(
 
 
 @both_ways
+@pytest.mark.usefixtures("in_steps")
+def test_all_of_a_read_is_there_for_the_stream_behind_it(start: Start, reader: Reader, memfd: bool) -> None:
+    peer = start(memfd=memfd)
+    lane = reader.lane(peer)
+    transfer = lane.submit("p", reader.rows(peer, (0, 0, SIZE)))
+    assert transfer.state.value == "pending"
+    lane.precede(transfer, 0)
+    assert transfer.state is State.DONE
+    assert (reader.buffer == pattern(SIZE)).all()
+
+
+@pytest.mark.usefixtures("in_steps")
+def test_no_stream_waits_for_a_source_that_was_killed(start: Start, reader: Reader) -> None:
+    peer = start()
+    lane = reader.lane(peer)
+    transfer = lane.submit("p", reader.rows(peer, (0, 0, SIZE)))
+    peer.kill()
+    lane.precede(transfer, 0)
+    assert transfer.state is State.FAILED
+
+
+@both_ways
 def test_a_stopped_peer_is_read_all_the_same(start: Start, reader: Reader, memfd: bool) -> None:
     peer = start(memfd=memfd)
     lane = reader.lane(peer)

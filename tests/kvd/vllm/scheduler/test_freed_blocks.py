@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,14 +20,21 @@ class Block:
 
 
 class Pool:
-    """As vLLM's, which is given any iterable; ``left`` of its blocks are free."""
+    """As vLLM's, which is given any iterable, and gives ``next`` first."""
 
     def __init__(self) -> None:
         self.free: list[int] = []
-        self.left = 10
+        self.next = [7, 8, 3]
 
     def get_num_free_blocks(self) -> int:
-        return self.left
+        return len(self.next)
+
+    @property
+    def free_block_queue(self) -> Any:
+        head = None
+        for number in reversed([0, *self.next]):
+            head = SimpleNamespace(block_id=number, next_free_block=head)
+        return SimpleNamespace(fake_free_list_head=head)
 
     def free_blocks(self, blocks: Iterable[Any]) -> None:
         self.free += [block.block_id for block in blocks]
@@ -127,14 +135,19 @@ def test_a_step_does_not_zero_the_blocks_of_a_load_that_it_uses(freed: FreedBloc
     assert output.new_block_ids_to_zero is None
 
 
-@pytest.mark.parametrize(("count", "spared"), [(8, True), (9, False)])
-def test_what_is_free_for_long_is_given_first(
+@pytest.mark.parametrize(("count", "spared"), [(2, True), (3, False)])
+def test_it_is_known_whether_what_is_given_next_was_taken_back_lately(
     freed: FreedBlocks, pool: Pool, count: int, *, spared: bool
 ) -> None:
     pool.free_blocks([Block(2), Block(3)])
-    assert freed.spares(count) is spared, "two of ten were taken back lately"
+    assert freed.spares(count) is spared
     steps(freed, KEPT)
-    assert freed.spares(10)
+    assert freed.spares(count)
+
+
+def test_more_than_are_free_are_not_spared(freed: FreedBlocks) -> None:
+    assert freed.spares(3)
+    assert not freed.spares(4)
 
 
 def test_of_a_pool_that_nobody_watches_nothing_is_spared() -> None:

@@ -31,6 +31,8 @@ class MadeUpLibrary:
     depth: int = 0
     events: int = 0
     launched: dict[str, Any] = field(default_factory=dict)
+    waits: list[tuple[int, int, int]] = field(default_factory=list)
+    """Streams with the events that they wait for."""
     loaded: tuple[Any, ...] = ()
 
     def __getattr__(self, name: str) -> Any:
@@ -55,6 +57,9 @@ class MadeUpLibrary:
 
     def _cuEventRecord(self, _event: int, _stream: int) -> None:  # noqa: N802
         pass
+
+    def _cuStreamWaitEvent(self, *arguments: int) -> None:  # noqa: N802
+        self.waits.append((arguments[0], arguments[1], arguments[2]))
 
     def _cuEventQuery(self, _event: int) -> int:  # noqa: N802
         return 600 if self.pending else 0
@@ -162,6 +167,15 @@ def test_an_error_has_the_drivers_words_and_leaves_no_context() -> None:
     assert library.depth == 0
 
 
+def test_a_stream_is_held_until_an_event_has_happened() -> None:
+    library = MadeUpLibrary()
+    launcher = Launcher(0, library)
+    with launcher:
+        launcher.hold(9, 4)
+    assert library.waits == [(9, 4, 0)]
+    assert library.depth == 0
+
+
 class MadeUpEngine:
     """An engine whose device's memory is the host's."""
 
@@ -217,6 +231,28 @@ def test_a_launch_can_be_waited_for() -> None:
     library.pending = True
     assert not flight.done()
     assert flight.done(wait=True)
+
+
+def test_a_stream_waits_for_the_end_of_a_launch_that_is_not_seen_to_be_over() -> None:
+    library = MadeUpLibrary(pending=True)
+    flight = copier(MadeUpEngine(library)).begin(ROWS, None, JOB)
+    flight.precede(5)
+    assert not flight.done()
+    flight.precede(6)
+    assert library.waits == [(5, 2, 0), (6, 2, 0)], "the second of its events, whoever waits"
+    library.pending = False
+    assert flight.done()
+    flight.precede(7)
+    assert len(library.waits) == 2, "by then its events may be another launch's"
+    assert library.depth == 0
+
+
+def test_a_stream_that_cannot_wait_for_a_launch_says_so() -> None:
+    library = MadeUpLibrary(fails={"cuStreamWaitEvent": 400})
+    flight = copier(MadeUpEngine(library)).begin(ROWS, None, JOB)
+    with pytest.raises(CudaError, match=r"cuStreamWaitEvent: made up \(400\)"):
+        flight.precede(5)
+    assert library.depth == 0
 
 
 def test_room_for_a_launch_is_used_once_nothing_queued_may_still_use_it() -> None:
