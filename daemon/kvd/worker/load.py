@@ -251,7 +251,13 @@ def state_of(transfer: Transfer, lane: Lane) -> State:
 
 
 def overdue(load: Load, what: str) -> Cause | None:
-    """Why a load whose time is up is a miss, nothing before; ``what`` names what it was to be by now."""
-    if time.monotonic() <= load.deadline:
+    """Why a load whose time is up is a miss, nothing before; ``what`` names what it was to be by now.
+
+    One that its own step uses is looked at once that is over: then it counts when its bytes were here.
+    """
+    at, transfers = time.monotonic(), load.pieces.transfers
+    if load.order.in_step and transfers and all(one.state is State.DONE for one in transfers):
+        at = max(one.ended for one in transfers)
+    if at <= load.deadline:
         return None
     return Cause(f"not {what} within its {load.seconds:.1f} s", "TOO_LATE")

@@ -315,9 +315,7 @@ def test_all_of_a_read_is_there_for_the_stream_behind_it(
     assert (direct.target == direct.source).all()
 
 
-def test_it_orders_streams_only_where_its_lanes_do(
-    direct: SplitBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_orders_streams_where_its_lanes_do(direct: SplitBench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(DirectLane, "precede")
     assert not orders_streams(direct.lane())
 

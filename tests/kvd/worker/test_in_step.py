@@ -207,8 +207,10 @@ def test_one_that_is_to_miss_does(when: Any, rig: Rig) -> None:
 
 
 def test_one_that_comes_too_late_is_a_miss(rig: Rig) -> None:
+    rig.faults.hold = {0}
     rig.start(used())
     rig.expire("d-1")
+    rig.faults.release(0)
     assert not stands(rig)
     outcome = settled(rig, "d-1")["d-1"]
     assert code_of(outcome) == "TOO_LATE"

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import time
-
 from kvd.backends.contract import Backend, Lane, State, orders_streams
 from kvd.backends.errors import BackendError
 from kvd.topology.transfer_topology import RemoteEngine
 from kvd.wire.agent import HeldPeer
 from kvd.worker.cause import Cause
-from kvd.worker.load import Load, state_of
+from kvd.worker.load import Load, overdue, state_of
 from kvd.worker.peers.followed import FollowedPeer
 from kvd.worker.peers.held import HeldLane, held_lanes
 from kvd.worker.unclosed import Unclosed
@@ -35,7 +33,8 @@ class ReadLanes:
     @property
     def generation(self) -> str:
         """Of the peer that the lane of now goes to, empty where there is none."""
-        return self._made[-1][0] if self.now is not None else ""
+        now, made = self.now, self._made  # on any thread
+        return next((generation for generation, lane in made if lane is now), "")
 
     def open(self, peer: FollowedPeer) -> Lane:
         """See that there is a lane to the peer. Raises `BackendError` where none can be made, or to nobody."""
@@ -83,7 +82,7 @@ class ReadLanes:
         if lane is None or not transfers or not load.under_way.is_set():
             return False
         here = all(state_of(transfer, lane) is State.DONE for transfer in transfers)
-        return here and time.monotonic() <= load.deadline
+        return here and overdue(load, "complete") is None
 
     # --- for people ---
 
