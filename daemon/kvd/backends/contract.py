@@ -161,7 +161,8 @@ def takes_selections(lane: Lane) -> TypeGuard[SelectingLane]:
 class OrderedLane(Lane, Protocol):
     """A lane whose transfers the device makes by itself, so that its streams can be put behind them.
 
-    Host memory has no streams: there the transfer is over when `precede` returns.
+    Host memory has no streams: there the transfer is over when `precede` returns. Such a lane's `poll` is for any
+    thread, too: a step looks itself for what it runs behind.
     """
 
     def precede(self, transfer: Transfer, stream: int) -> None:

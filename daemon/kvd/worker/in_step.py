@@ -116,7 +116,10 @@ class InStepLoads:
     # --- when the step is over ---
 
     def stands(self, request_id: str) -> bool:
-        """Whether the load of a request is known to be good: it is here in time, its claim confirmed. Never waits."""
+        """Whether the load of a request is known to be good: it is here in time, its claim confirmed.
+
+        Waits for nothing but the lane's lock.
+        """
         load = self._used.get(request_id)
         if load is None or load.claim.standing is not Standing.CONFIRMED:
             return False
@@ -129,9 +132,8 @@ class InStepLoads:
         outcomes = self._reporting.tell_in_step()
         for request_id, cause in outcomes.loads.items():
             if load := self._used.pop(request_id, None):
-                outcomes.loads[request_id] = (
-                    cause or load.dropped
-                )  # it may have come, but its step did not wait for it
+                # One that was dropped may have come, but its step did not wait for it.
+                outcomes.loads[request_id] = cause or load.dropped
         return outcomes
 
     def let_go(self, request_id: str) -> None:

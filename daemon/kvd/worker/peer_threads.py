@@ -24,7 +24,11 @@ from kvd.worker.watchdog import Watch
 
 
 class PeerThreads:
-    """Made when they are first needed. Nothing here waits for anything but the locks of dictionaries."""
+    """Made when they are first needed.
+
+    Nothing here waits for anything but locks: of dictionaries, and for loads that steps use (`kvd.worker.in_step`) of a
+    lane, which its thread holds while it is in the backend.
+    """
 
     def __init__(self, context: WorkerContext, probed: Told | None) -> None:
         """``probed`` is told of probes (`kvd.worker.peers.probe`); without it there are none."""

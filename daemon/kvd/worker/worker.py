@@ -1,7 +1,8 @@
 """The worker's half: registers the KV memory, loads what the scheduler ordered, reports what became of it.
 
 Everything that takes time happens on the lanes' threads and the session's; what vLLM calls within a step only
-moves things between queues. A step that computes nothing may give a load a moment to end.
+moves things between queues. A step that computes nothing may give a load a moment to end. One that uses its own loads
+posts them, and waits until they are (`kvd.worker.in_step`).
 """
 
 from __future__ import annotations
@@ -142,7 +143,7 @@ class WorkerHalf:
             self._on_message,
         )
 
-    # --- within a step: never waits, but in one that computes nothing ---
+    # --- within a step: never waits, but in one that computes nothing, and for its own loads to be posted ---
 
     def bound(self, orders: StepOrders) -> None:
         """Before the step's forward is queued: loads must wait for what is queued already, and not for more."""
@@ -341,8 +342,8 @@ class WorkerHalf:
         self._on_peer_changed(register(self.topology, card, self._reader).engine_id)
 
     def _on_peer_changed(self, engine_id: str) -> None:
-        for side in (self._peers, self.pushing):
-            side.on_peer_changed(engine_id)
+        self._peers.on_peer_changed(engine_id)
+        self.pushing.on_peer_changed(engine_id)
 
     def _on_peer_ready(self, card: ToldCard) -> None:
         """A peer that kvd introduces: its lane connects ahead of the first load."""

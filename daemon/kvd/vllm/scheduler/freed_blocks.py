@@ -53,15 +53,9 @@ class FreedBlocks:
         if self._pool is None or self._pool.get_num_free_blocks() < count:
             return False
         lately = frozenset[int]().union(*(freed for _, freed in self._freed))
-        return not lately or lately.isdisjoint(self._next(count))
-
-    def _next(self, count: int) -> Iterator[int]:
-        block = self._pool.free_block_queue.fake_free_list_head.next_free_block
-        for _ in range(count):
-            if block is None:
-                return
-            yield block.block_id
-            block = block.next_free_block
+        # vLLM's queue is not public: where there is none, nobody knows what comes next.
+        head = getattr(getattr(self._pool, "free_block_queue", None), "fake_free_list_head", None)
+        return not lately or (head is not None and lately.isdisjoint(_behind(head, count)))
 
     def scheduled(self, loads: list[LoadOrder], output: object) -> tuple[int, list[LoadOrder]]:
         """The number of the step that was scheduled, 0 where nothing is known; its loads, with what they may ignore.
@@ -94,3 +88,13 @@ class FreedBlocks:
         mine = order.block_ids
         lately = (step for step, freed in self._freed if not freed.isdisjoint(mine))
         return max(lately, default=self._step - KEPT)
+
+
+def _behind(head: Any, count: int) -> Iterator[int]:
+    """The ids of the first blocks of vLLM's queue."""
+    block = head.next_free_block
+    for _ in range(count):
+        if block is None:
+            return
+        yield block.block_id
+        block = block.next_free_block

@@ -3,7 +3,7 @@
 It runs inside vLLM's scheduling step and therefore never waits. It asks other parties early (for a handshake and a
 claim on the lease as soon as the request arrives), and looks at the answers later. The scheduler passes over a request
 until its answers are in, or until their time is up and it is computed here. If the prefiller is known already, the load
-begins at once, and is used when the answers are in (`kvd.vllm.scheduler.beside`).
+begins at once. It, or the results of the step that uses it, waits for the answers (`.beside`, `.in_step`).
 """
 
 from __future__ import annotations

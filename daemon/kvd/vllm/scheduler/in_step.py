@@ -63,7 +63,7 @@ class WorkersLoads(Protocol):
         """Whether a load of so many tokens can be used in the step that orders it, and takes no longer than that."""
 
     def stands(self, request_id: str) -> bool:
-        """Whether the load of a request is known to be good. Never waits."""
+        """Whether the load of a request is known to be good. Waits for no answer."""
 
     def ended(self, wait: float) -> StepOutcomes:
         """What became of loads that have ended since this was last asked; one is given ``wait`` seconds."""

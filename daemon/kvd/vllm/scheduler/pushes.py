@@ -22,6 +22,9 @@ from kvd.worker.settings import ConnectorSettings
 
 log = logger(__name__)
 
+KEPT_SECONDS = 1.0
+"""How long the word that a push is complete is of use: the next step has it too."""
+
 
 @dataclass(slots=True)
 class _Push:
@@ -213,10 +216,6 @@ class Pushes:
 def wants_push_here(params: object) -> bool:
     """Whether a request that is to be prefilled here is to be pushed."""
     return isinstance(params, Mapping) and params.get("transfer_mode") == "push"
-
-
-KEPT_SECONDS = 1.0
-"""How long the word that a push is complete is of use: the next step has it too."""
 
 
 def kept_message(

@@ -1,9 +1,9 @@
 """The way to one peer engine: a thread that owns a lane and all loads on it.
 
-The thread is the only one that touches the backend for this peer, so a slow, stopped or dead peer holds up
-nobody else. Its one rule: a load that did not complete is reported only after the lane was destroyed, because
-only then can none of its bytes land in memory that vLLM is about to use again. The other loads on that lane
-start over on a new one; reading again is harmless, the memory is still theirs.
+The thread touches the backend for this peer, and nobody else but a step that posts its own load and looks for it
+(`begin_now`). So a slow, stopped or dead peer holds up nobody. Its one rule: a load that did not complete is reported
+only after the lane was destroyed, because only then can none of its bytes land in memory that vLLM is about to use
+again. The other loads on that lane start over on a new one; reading again is harmless, the memory is still theirs.
 
 A call into the backend may hang, and nothing can end it from outside. What the thread was given but has not
 posted has no bytes on the way and is ended by the watcher when its time is up (`PullThread.watch`). What was posted
@@ -50,8 +50,8 @@ HOPELESS = (PeerMetadataError, RegistrationError, BackendUnavailable, TopologyEr
 class PullThread:
     """The thread of one peer engine.
 
-    `on_peer_changed`, `load`, `give_up` and `stop` only put something into a queue and return. ``ended``
-    is called once for each load, on this thread or the watcher's. A load that is dropped ends where nothing of it is
+    `on_peer_changed`, `begin`, `give_up` and `stop` only put something into a queue and return. ``ended`` is called
+    once for each load, on this thread, the watcher's or a step's. A load that is dropped ends where nothing of it is
     posted; what is posted runs on, since ending it would cost all others on this lane a new one.
     """
 
@@ -122,7 +122,7 @@ class PullThread:
         return True
 
     def look_now(self) -> None:
-        """Look at what is posted."""
+        """Look at what is posted: any word brings that about."""
         self._thread.put(PeerChanged())
 
     def give_up(self, load: Load) -> None:

@@ -145,6 +145,15 @@ def test_it_is_known_whether_what_is_given_next_was_taken_back_lately(
     assert freed.spares(count)
 
 
+def test_of_a_pool_without_such_a_queue_nobody_knows(monkeypatch: pytest.MonkeyPatch, pool: Pool) -> None:
+    monkeypatch.setattr(Pool, "free_block_queue", None)
+    freed = FreedBlocks()
+    freed.watch(pool)
+    assert freed.spares(3)
+    pool.free_blocks([Block(2)])
+    assert not freed.spares(1)
+
+
 def test_more_than_are_free_are_not_spared(freed: FreedBlocks) -> None:
     assert freed.spares(3)
     assert not freed.spares(4)
