@@ -32,13 +32,13 @@ FEW = 4096
 class Copies:
     """What is to be copied from (or to) one remote worker; ``picked`` is what ``selection`` stands for.
 
-    What `straight_copies` gave is the blocks of a read, as ``given``.
+    What `straight_copies` gave is the blocks of each read, as ``given``.
     """
 
     descriptors: Descriptors = field(default_factory=lambda: concatenate([]))
     selection: Selection | BlockSelection | None = None
     picked: Sequence[PairedBlocks] = ()
-    given: tuple[Read, GivenBlocks] | None = None
+    given: Sequence[tuple[Read, GivenBlocks]] = ()
 
     @property
     def nbytes(self) -> int:
@@ -48,10 +48,11 @@ class Copies:
     @property
     def runs(self) -> int:
         """Descriptors after coalescing, whether they were made or not. Takes as long as a plan: ask after the post."""
-        picked = self.picked
-        if self.given is not None:
-            read, blocks = self.given
-            picked = [PairedBlocks(read, blocks.mine.astype(np.int64), blocks.theirs.astype(np.int64))]
+        given = [
+            PairedBlocks(read, blocks.mine.astype(np.int64), blocks.theirs.astype(np.int64))
+            for read, blocks in self.given
+        ]
+        picked = [*self.picked, *given]
         split = [paired for paired in picked if phased(paired.read)]
         straight = sum(left_over(in_order(paired)) for paired in picked if not phased(paired.read))
         return len(self.descriptors) + straight + (len(_joined(split)) if split else 0)
@@ -108,7 +109,7 @@ def straight_copies(
     tokens: int,
     most_bytes: int,
 ) -> dict[int, Copies] | None:
-    """As `compile_blocks`, of less than ``most_bytes`` and where blocks meet one to one in a single read.
+    """As `compile_blocks`, of less than ``most_bytes`` and where blocks meet one to one in all reads from one worker.
 
     ``local`` are (first, ids) by group, ``remote`` the firsts and the ids of all groups. None where the plan or the
     request is not that simple, or where something is wrong with it: who compiles it otherwise will say what. Whether an
@@ -118,26 +119,49 @@ def straight_copies(
     none of its code in the processor's caches, where each library that planning calls costs ten times what it costs in
     a loop. So this makes no column.
     """
-    read = plan.straight
-    if read is None or len(local) != 1 or read.group not in local or read.remote_group >= len(remote[1]):
+    if not plan.straight or local.keys() != {read.group for read in plan.straight}:
         return None
-    first, here = local[read.group]
+    grid, cells = plan.grids[plan.straight[0].remote]
+    given: list[tuple[Read, GivenBlocks]] = []
+    nbytes = 0
+    for read in plan.straight:
+        met = _met(plan, read, local[read.group], remote, tokens)
+        if met is None or not (
+            _all_below(met[0], grid.local_blocks) and _all_below(met[1], grid.remote_blocks)
+        ):
+            return None
+        nbytes += len(met[0]) * read.bytes_per_block
+        given.append((read, GivenBlocks(cells[id(read)].first_row, len(read.rows), *met)))
+    if nbytes >= most_bytes:
+        return None
+    selection = BlockSelection(grid, tuple(blocks for _, blocks in given), nbytes, inside=True)
+    return {plan.straight[0].remote: Copies(selection=selection, given=given)}
+
+
+def _met(
+    plan: Plan,
+    read: Read,
+    local: tuple[int, tuple[int, ...]],
+    remote: tuple[Sequence[int], Sequence[tuple[int, ...]]],
+    tokens: int,
+) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """The ids that meet in a read, here and there; None where any has no partner, or holds nothing of the tokens."""
+    if read.remote_group >= len(remote[1]):
+        return None
+    first, here = local
     oldest, there = remote[0][read.remote_group], remote[1][read.remote_group]
-    end, nbytes = first + len(here), len(here) * read.bytes_per_block
-    if not here or nbytes >= most_bytes or (end - 1) * plan.block_sizes[read.group] >= tokens:
+    if read.kind == "mamba":
+        return (here, there) if 0 < len(here) == len(there) else None
+    end = first + len(here)
+    if not here or (end - 1) * plan.block_sizes[read.group] >= tokens:
         return None
     if first < oldest or end > oldest + len(there):
         return None
-    there = there[first - oldest : end - oldest]
-    grid = plan.grids[read.remote][0]
-    if min(here) < 0 or max(here) >= grid.local_blocks or min(there) < 0 or max(there) >= grid.remote_blocks:
-        return None
-    blocks = GivenBlocks(0, len(grid), here, there)
-    return {
-        read.remote: Copies(
-            selection=BlockSelection(grid, (blocks,), nbytes, inside=True), given=(read, blocks)
-        )
-    }
+    return here, there[first - oldest : end - oldest]
+
+
+def _all_below(ids: tuple[int, ...], count: int) -> bool:
+    return min(ids) >= 0 and max(ids) < count
 
 
 def check_given(copies: Copies) -> None:
@@ -145,8 +169,7 @@ def check_given(copies: Copies) -> None:
 
     Raises `BlockMismatch` for a local id that is given twice: the load must not complete.
     """
-    if copies.given is not None:
-        read, blocks = copies.given
+    for read, blocks in copies.given:
         if len(set(blocks.here)) != len(blocks.here):
             check_distinct(read.group, BlockList(0, column_of(blocks.here)))
 

@@ -57,12 +57,16 @@ class Plan:
         return all(grid.numbered for grid, _ in self.grids.values())
 
     @cached_property
-    def straight(self) -> Read | None:
-        """The only read, where whole blocks meet one to one in it: the plan is that simple. Else None."""
-        read = self.reads[0] if len(self.reads) == 1 and self.numbered else None
-        if read is None or read.kind == "mamba" or read.window is not None:
-            return None
-        return read if read.phase.local_period == read.phase.remote_period == 1 else None
+    def straight(self) -> tuple[Read, ...]:
+        """All reads, where whole blocks of one worker meet one to one in each: the plan is that simple. Else none."""
+        simple = self.numbered and len(self.sources) == 1 and all(map(_one_to_one, self.reads))
+        return self.reads if simple else ()
+
+
+def _one_to_one(read: Read) -> bool:
+    if read.kind == "mamba":
+        return True
+    return read.window is None and read.phase.local_period == read.phase.remote_period == 1
 
 
 @dataclass(frozen=True, slots=True)

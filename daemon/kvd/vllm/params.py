@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from itertools import chain
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import msgspec
@@ -31,6 +31,7 @@ LONGEST_SHOWN = 80
 """Characters of a client's value that a message shows."""
 LONGEST_INT = 1024
 """Bits of a number that a message shows in digits: Python makes none of very long ones."""
+_ENCODE = msgspec.msgpack.Encoder().encode
 _TRUE = (True,)
 """``1`` and ``1.0`` are equal to it."""
 _ENTRIES = {
@@ -149,6 +150,11 @@ def _check_contract(params: Mapping[str, Any], spoken: tuple[int, ...], why: str
 
 def _convert(params: Mapping[str, Any], names: Mapping[str, str], kind: type[T], step: str) -> T:
     """A struct from the entries that ``names`` gives for its fields; ``step`` says what to do where one is missing."""
+    # Nearly all params are as the prefiller gave them: then nothing is looked at one by one.
+    with suppress(KeyError, TypeError, ValueError, OverflowError):
+        read = msgspec.convert({ours: params[theirs] for ours, theirs in names.items()}, kind)
+        _ENCODE(read)  # half a surrogate pair cannot be
+        return read
     if missing := [theirs for theirs in names.values() if theirs not in params]:
         raise BadParams(f"kv_transfer_params lack {', '.join(missing)}: {step}")
     if broken := [theirs for theirs in names.values() if not _can_be_sent(params[theirs])]:
@@ -220,9 +226,15 @@ def _check(read: RemotePrefill, port: str) -> None:
         wrong = f"remote_num_tokens is {short(read.tokens)}"
     elif not 0 <= read.port < 1 << 16:
         wrong = f"{port} is {short(read.port)}"
-    elif bad := [n for n in (*read.first_blocks, *chain(*read.blocks)) if not 0 <= n < MOST_BLOCKS]:
+    elif bad := [n for ids in (read.first_blocks, *read.blocks) for n in _no_blocks(ids)]:
         wrong = f"{short(bad[0])} is no block"
     elif not all(math.isfinite(seconds) and seconds >= 0 for seconds in lease):
         wrong = f"kvd_lease_seconds is {lease[0]}, kvd_lease_opened is {lease[1]}"
     if wrong:
         raise BadParams(f"kv_transfer_params: {wrong}")
+
+
+def _no_blocks(ids: tuple[int, ...]) -> tuple[int, ...]:
+    """The least and the largest of them, where either is none."""
+    ends = (min(ids), max(ids)) if ids else ()
+    return tuple(n for n in ends if not 0 <= n < MOST_BLOCKS)

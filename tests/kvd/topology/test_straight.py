@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.whole_load.cache import Cache
 from kvd.backends.direct.cuda.tables import Rows, job_of_blocks, rows_of
 from kvd.backends.regions import RegisteredMemory
+from kvd.geometry.model import EngineGeometry
 from kvd.topology.blocks import BlockList
 from kvd.topology.copies import Copies, check_given, compile_blocks, straight_copies
 from kvd.topology.errors import BlockMismatch
 from kvd.topology.grid import BlockSelection
 from kvd.topology.leftover import leftover
 from kvd.topology.plan import Plan, plan_worker
+from tests.kvd.topology.test_oracle import THOROUGH, cases
+from tests.support import oracle, samples
 
 BLOCKS, SIZE, ALL = 64, 16, 1 << 40
+LAYERS = samples.llama(("a0", "a1"))
+STATES = samples.gated_delta_net(("s0", "s1"))
 
 
 class Words:
@@ -116,7 +120,75 @@ def test_other_plans_and_groups_are_left_to_planning(pair: tuple[Plan, Rows]) ->
     for groups in ({1: ids}, {0: ids, 1: ids}):
         assert straight_copies(plan, groups, told, tokens=32, most_bytes=ALL) is None
     assert straight_copies(plan, {0: ids}, ((), ()), tokens=32, most_bytes=ALL) is None
-    assert replace(plan, reads=plan.reads * 2).straight is None
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs"),
+    [
+        ([("full", 16, None, LAYERS)], [("full", 32, None, samples.llama(("a0", "a1"), block=32))]),
+        ([("sliding_window", 16, 64, LAYERS)], [("sliding_window", 16, 64, LAYERS)]),
+    ],
+    ids=["other blocks", "a window"],
+)
+def test_plans_whose_blocks_do_not_meet_one_to_one_are_not_straight(mine: Any, theirs: Any) -> None:
+    here, there = samples.engine("d", *mine), samples.engine("p", *theirs)
+    assert not plan_worker(here.workers[0], here.workers, there.workers).straight
+
+
+def test_a_plan_that_reads_from_two_workers_is_not_straight() -> None:
+    here, there = (
+        samples.engine("d", ("full", 16, None, LAYERS)),
+        samples.engine("p", ("full", 16, None, LAYERS), tp=2),
+    )
+    assert not plan_worker(here.workers[0], here.workers, there.workers).straight
+
+
+def test_states_beside_attention_are_straight() -> None:
+    kinds = (("full", 16, None, LAYERS), ("mamba", 16, None, STATES))
+    here, there = (samples.engine(name, *kinds) for name in "dp")
+    plan = plan_worker(here.workers[0], here.workers, there.workers)
+    groups, told = {0: (1, (5, 3)), 1: (0, (7,))}, ((0, 0), ((4, 6, 2), (1,)))
+    made = straight_copies(plan, groups, told, tokens=48, most_bytes=ALL)
+    assert made is not None
+    (copies,) = made.values()
+    by_group = {(read.group, blocks.here, blocks.there) for read, blocks in copies.given}
+    assert by_group == {(0, (5, 3), (6, 2)), (1, (7,), (1,))}
+    for fewer in ({0: groups[0]}, {1: groups[1]}, {**groups, 1: (0, (7, 8))}, {**groups, 1: (0, ())}):
+        assert straight_copies(plan, fewer, told, tokens=48, most_bytes=ALL) is None
+    two = ((0, 0), ((4, 6, 2), (1, 2)))
+    twice = straight_copies(plan, {**groups, 1: (0, (7, 7))}, two, tokens=48, most_bytes=ALL)
+    assert twice is not None
+    with pytest.raises(BlockMismatch, match="local group 1: block id 7 is given 2 times"):
+        check_given(*twice.values())
+
+
+@settings(THOROUGH, max_examples=min(200, THOROUGH.max_examples))
+@given(cases())
+def test_of_any_engines_it_is_what_planning_gives_or_nothing(
+    case: tuple[EngineGeometry, EngineGeometry, int, oracle.Request],
+) -> None:
+    local, remote, rank, asked = case
+    plan = plan_worker(local.workers[rank], local.workers, remote.workers)
+    groups = {index: (blocks.first, tuple(blocks.ids.tolist())) for index, blocks in asked.local.items()}
+    count = max(asked.remote, default=-1) + 1
+    none = BlockList(0, np.zeros(0, np.int64))
+    theirs = [asked.remote.get(index, none) for index in range(count)]
+    told = [blocks.first for blocks in theirs], [tuple(blocks.ids.tolist()) for blocks in theirs]
+    straight = straight_copies(plan, groups, told, tokens=asked.tokens, most_bytes=ALL)
+    event("straight" if straight else "planned")
+    if straight is None:
+        return
+    planned = compile_blocks(plan, asked.local, asked.remote, tokens=asked.tokens)
+    assert straight.keys() == planned.keys()
+    for position, copies in straight.items():
+        other = planned[position]
+        assert isinstance(copies.selection, BlockSelection)
+        assert isinstance(other.selection, BlockSelection)
+        assert (copies.nbytes, copies.runs) == (other.nbytes, other.runs)
+        assert (copies.selection.local == other.selection.local).all()
+        assert (copies.selection.remote == other.selection.remote).all()
+    left = leftover(plan, asked.local, asked.remote, tokens=asked.tokens, computed=asked.computed)
+    assert not len(left)
 
 
 def test_an_id_that_is_given_twice_is_found_afterwards(pair: tuple[Plan, Rows]) -> None:

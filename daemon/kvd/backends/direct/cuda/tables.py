@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -85,7 +85,6 @@ class Rows:
     item: int
     lanes: int
     _alike: dict[tuple[int, int], tuple[Alike, ...]] = field(default_factory=dict)
-    _shapes: dict[tuple[int, int, float], Shape] = field(default_factory=dict)
 
     def __len__(self) -> int:
         """Number of rows."""
@@ -103,13 +102,6 @@ class Rows:
         if key not in self._alike:
             self._alike[key] = tuple(_alike(_pieces(self.lengths[first : first + count]), first))
         return self._alike[key]
-
-    def shape_of(self, first: int, count: int, waste: float) -> Shape:
-        """How a kernel of that ``waste`` moves those rows, all in as many blocks."""
-        key = (first, count, waste)
-        if key not in self._shapes:
-            self._shapes[key] = self.shape([(alike, 1) for alike in self.alike(first, count)], waste)
-        return self._shapes[key]
 
     def shape(self, groups: Sequence[tuple[Alike, int]], waste: float) -> Shape:
         """How such a kernel moves alike rows in so many blocks."""
@@ -168,9 +160,9 @@ def job_of_blocks(rows: Rows, selection: BlockSelection, waste: float = WASTE) -
     Raises:
         TransferRefused: columns of unequal length, rows or blocks that the grid lacks, more than a launch takes.
     """
-    first = selection.parts[0] if len(selection.parts) == 1 else None
-    if isinstance(first, GivenBlocks) and selection.inside:
-        return _job_of_given(rows, first, waste)
+    given = [part for part in selection.parts if isinstance(part, GivenBlocks)]
+    if selection.inside and len(given) == len(selection.parts):
+        return _job_of_given(rows, given, waste)
     parts = []
     for part in selection.parts:
         here, there = len(part.mine), len(part.theirs)
@@ -202,20 +194,13 @@ def job_of_blocks(rows: Rows, selection: BlockSelection, waste: float = WASTE) -
     return job
 
 
-def _job_of_given(rows: Rows, part: GivenBlocks, waste: float) -> Job:
+def _job_of_given(rows: Rows, parts: Sequence[GivenBlocks], waste: float) -> Job:
     """As `_job`, for blocks that were seen to be of the grid, by few calls of libraries."""
-    groups, blocks = rows.alike(part.first_row, part.rows), len(part.here)
-    shape = rows.shape_of(part.first_row, part.rows, waste)
-    width, pieces, at = shape.width, shape.pieces, SEGMENT_WORDS * len(groups)
-    words: list[int] = []
-    tiles = 0
-    for alike in groups:
-        per = alike.per(width)
-        total = _counted(per * alike.rows * blocks)
-        words += (tiles, total, per, blocks, alike.first, alike.step, at, blocks)
-        tiles += -(-total // pieces)
-    packed = struct.pack(f"{at + 2 * blocks}i", *words, *part.here, *part.there)
-    return Job(packed, len(groups), tiles, shape)
+    counts = [(rows.alike(part.first_row, part.rows), len(part.here)) for part in parts]
+    segments = _segments(rows, counts, waste)
+    ids = chain(*(part.here for part in parts), *(part.there for part in parts))
+    packed = struct.pack(f"{len(segments.words) + 2 * segments.blocks}i", *segments.words, *ids)
+    return Job(packed, len(segments.words) // SEGMENT_WORDS, segments.tiles, segments.shape)
 
 
 def _counted(pieces: int) -> int:
@@ -249,26 +234,40 @@ def job_of_descriptors(descriptors: Descriptors, waste: float = WASTE) -> tuple[
 
 def _job(rows: Rows, parts: Sequence[tuple[Sequence[Alike], Int32, Int32]], waste: float) -> Job:
     """Groups of alike rows in the blocks of each part: a segment each, all in pieces of one width."""
-    shape = rows.shape([(alike, len(mine)) for groups, mine, _ in parts for alike in groups], waste)
-    width, pieces = shape.width, shape.pieces
-    words: list[int] = []
-    tiles = ids = 0
-    apart = sum(len(mine) for _, mine, _ in parts)
-    at = SEGMENT_WORDS * sum(len(groups) for groups, _, _ in parts)
-    for groups, mine, _ in parts:
-        blocks = len(mine)
-        for alike in groups:
-            per = alike.per(width)
-            total = _counted(per * alike.rows * blocks)
-            words += (tiles, total, per, blocks, alike.first, alike.step, at + ids, apart)
-            tiles += -(-total // pieces)
-        ids += blocks
-    table = np.empty(at + 2 * apart, np.int32)
-    table[:at] = words
+    segments = _segments(rows, [(groups, len(mine)) for groups, mine, _ in parts], waste)
+    at = len(segments.words)
+    table = np.empty(at + 2 * segments.blocks, np.int32)
+    table[:at] = segments.words
     for column in (*(mine for _, mine, _ in parts), *(theirs for _, _, theirs in parts)):
         fill(table[at : at + len(column)], column)
         at += len(column)
-    return Job(table.tobytes(), len(words) // SEGMENT_WORDS, tiles, shape)
+    return Job(table.tobytes(), len(segments.words) // SEGMENT_WORDS, segments.tiles, segments.shape)
+
+
+class _Segments(NamedTuple):
+    """The words of all segments, in ``tiles`` tiles; behind them come the ids of ``blocks`` blocks, here and there."""
+
+    words: list[int]
+    tiles: int
+    blocks: int
+    shape: Shape
+
+
+def _segments(rows: Rows, parts: Sequence[tuple[Sequence[Alike], int]], waste: float) -> _Segments:
+    """Groups of alike rows, those of each part in so many blocks."""
+    shape = rows.shape([(alike, count) for groups, count in parts for alike in groups], waste)
+    width, pieces = shape.width, shape.pieces
+    words: list[int] = []
+    tiles, blocks = 0, sum([count for _, count in parts])
+    at = SEGMENT_WORDS * sum([len(groups) for groups, _ in parts])
+    for groups, count in parts:
+        for alike in groups:
+            per = alike.per(width)
+            total = _counted(per * alike.rows * count)
+            words += (tiles, total, per, count, alike.first, alike.step, at, blocks)
+            tiles += -(-total // pieces)
+        at += count
+    return _Segments(words, tiles, blocks, shape)
 
 
 def _width(groups: Sequence[tuple[Alike, int]], waste: float) -> int:
