@@ -6,13 +6,14 @@ vLLM's own scheduler, stepped by hand; nothing computes, and kvd is one that say
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from kvd.wire.lease import LeaseClaim, LeaseClaimed
 from kvd.worker.orders import (
     ClaimAnswer,
     LoadOrder,
@@ -49,7 +50,9 @@ class OnlyWorker:
         """The same of each step, for its loads to be posted."""
         self.waited = 0
         """How often it was asked for what is due soon."""
-        self.in_step = self
+        self.in_step = self.loads = self
+        self.told: list[ClaimAnswer] = []
+        """How claims were answered, as it heard of it ahead of a step."""
         self.within = False
         """Whether its loads can be used in the step that orders them."""
 
@@ -61,6 +64,9 @@ class OnlyWorker:
         loads, orders.loads, orders.answered, orders.dropped = orders.loads, [], [], []
         self.begun += loads
         return bool(loads)
+
+    def answered(self, answers: Iterable[ClaimAnswer]) -> None:
+        self.told += answers
 
     @property
     def loading(self) -> list[str]:
@@ -216,6 +222,37 @@ def ordered(**more: Any) -> StepOrders:
 
 
 PUSH = PushStep("x", "p-1", {}, reached=0, total=8)
+
+
+@pytest.mark.parametrize("within", [True, False])
+def test_kvd_need_not_tell_a_worker_whose_load_is_short(
+    within: bool, opened: Open, kvd: WillingKvd, worker: OnlyWorker
+) -> None:
+    """Its scheduler hears of the answer as soon as it could use the load."""
+    bench = opened()
+    bench.step()  # in which it meets its worker
+    worker.within = within
+    bench.arrive("r", TOKENS, pulled())
+    (asked,) = kvd.asked(LeaseClaim)
+    assert asked.message.alone is within
+
+
+def test_an_answer_on_a_claim_is_told_before_the_next_step_is_scheduled(
+    opened: Open, kvd: WillingKvd, worker: OnlyWorker
+) -> None:
+    kvd.silent = True
+    bench = opened()
+    bench.arrive("r", TOKENS, pulled())
+    bench.step()
+    assert (worker.loading, worker.told) == (["r"], [])
+    (asked,) = kvd.asked(LeaseClaim)
+    name, generation = asked.message.key.request_id, asked.message.generation
+    asked.future.set_result(LeaseClaimed(request_id=name, seconds=20.0, generation=generation))
+    bench.step()
+    (told,) = worker.told
+    assert (told.request_id, told.refused) == ("r", None)
+    bench.step()
+    assert worker.told == [told], "it is told once"
 
 
 @pytest.mark.parametrize(

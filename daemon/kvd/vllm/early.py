@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
     from kvd.wire.identity import EngineFacts
-    from kvd.worker.orders import StepOutcomes
+    from kvd.worker.orders import ClaimAnswer, StepOutcomes
     from kvd.worker.worker import WorkerHalf
 
 log = logger(__name__)
@@ -61,6 +61,9 @@ class UsedInStep(Protocol):
     @property
     def unsettled(self) -> Sized:
         """Those of steps whose results were not taken."""
+
+    def answers(self) -> list[ClaimAnswer]:
+        """How claims were answered beside which loads run, as far as no worker was told."""
 
     def at_hand(self, loads: Any, *, busy: bool, ahead: bool) -> None:
         """A step is about to be scheduled, by who can take requests back.
@@ -99,7 +102,7 @@ class EarlyScheduler(AsyncScheduler):
             output = super().schedule(*arguments, **named)
         else:
             worker: WorkerHalf = at_hand[0]
-            self._take(self._complete(worker))
+            self._take(self._complete(*at_hand))
             self._use_in_step(*at_hand)
             output = super().schedule(*arguments, **named)
             idle = not output.total_num_scheduled_tokens and not self._lockstep
@@ -153,7 +156,8 @@ class EarlyScheduler(AsyncScheduler):
             return False
         return self._take(worker.complete_soon(idle=True))
 
-    def _complete(self, worker: WorkerHalf) -> tuple[set[str], StepOutcomes]:
+    def _complete(self, worker: WorkerHalf, loads: UsedInStep) -> tuple[set[str], StepOutcomes]:
+        worker.loads.answered(loads.answers())
         if self._lockstep:
             return worker.complete()
         return worker.complete(IDLE_WAIT) if self._idle else worker.complete_soon(idle=False)

@@ -36,12 +36,14 @@ class LeaseClaim(Request, tag="lease_claim", frozen=True, kw_only=True):
     A prefill may have several readers: `n` answers of one prompt, a retry, two decoders. With the prefiller's
     ``generation`` its load may be under way: the reader's workers are told at once, by a `LeaseConfirmed`, where the
     lease is kept and the reader's engine was given the prefiller in that generation. The answer says so as well.
+    ``alone``: the workers need not be told, for the scheduler has them at hand.
     """
 
     key: LeaseKey
     reader: ReaderId
     extend_seconds: Seconds = 0.0
     generation: Id = ""
+    alone: bool = False
 
 
 class LeaseClaimed(Reply, tag="lease_claimed", frozen=True, kw_only=True):

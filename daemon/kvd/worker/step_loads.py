@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from kvd.geometry.model import WorkerGeometry
 from kvd.worker.cause import Cause
 from kvd.worker.ends import LoadEnds
 from kvd.worker.load import Load, Standing, load_of
-from kvd.worker.orders import LoadOrder, StepOrders
+from kvd.worker.orders import ClaimAnswer, LoadOrder, StepOrders
 from kvd.worker.streams.event import StreamEvent
 from kvd.worker.streams.gate import PATIENCE, StreamGate
 
@@ -86,6 +86,12 @@ class StepLoads:
         look_until = now + PATIENCE if orders.idle else 0.0
         for order in orders.loads:
             self._begin(order, now, look_until)
+
+    def answered(self, answers: Iterable[ClaimAnswer]) -> None:
+        """How claims were answered, beside which loads run."""
+        for answer in answers:
+            if load := self.begun.get(answer.request_id):
+                self._ends.answered(load, answer)
 
     def give_time(self, orders: Sequence[LoadOrder], wait: float) -> None:
         """Give pulls that have begun ``wait`` seconds to be posted."""

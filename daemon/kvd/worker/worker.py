@@ -126,7 +126,7 @@ class WorkerHalf:
             self._peers, self._ends, self._reporting, self._note, stream_of, token_bytes(geometry)
         )
         ready = self._proceed, self._refuse_unannounced, self.in_step.begun
-        self._loads = StepLoads(geometry, record_event, self._ends, *ready)
+        self.loads = StepLoads(geometry, record_event, self._ends, *ready)
         card = WorkerCard(
             engine=engine,
             rank=self._context.rank,
@@ -147,7 +147,7 @@ class WorkerHalf:
 
     def bound(self, orders: StepOrders) -> None:
         """Before the step's forward is queued: loads must wait for what is queued already, and not for more."""
-        self._loads.bound(orders)
+        self.loads.bound(orders)
         self._read_cost.step(time.monotonic())
 
     def start(self, orders: StepOrders) -> None:
@@ -165,10 +165,8 @@ class WorkerHalf:
             self._decline(transfer_id, prefill)
 
     def _order_loads(self, orders: StepOrders) -> None:
-        self._loads.begin(orders)
-        for answer in orders.answered:
-            if load := self._loads.begun.get(answer.request_id):
-                self._ends.answered(load, answer)
+        self.loads.begin(orders)
+        self.loads.answered(orders.answered)
         for request_id in orders.dropped:
             self._drop(request_id)
 
@@ -203,11 +201,11 @@ class WorkerHalf:
 
     def _note(self, ended: Iterable[Load]) -> None:
         for load in ended:
-            self._loads.begun.pop(load.order.request_id, None)
+            self.loads.begun.pop(load.order.request_id, None)
             self._reporting.note(load)
 
     def _ended(self, wait: float) -> Iterator[Load]:
-        if self._reporting.waits or not self._loads.begun:
+        if self._reporting.waits or not self.loads.begun:
             return self._ends.take()
         return self._ends.take(wait)
 
@@ -222,21 +220,24 @@ class WorkerHalf:
 
         Whether loads begin. They are given ``wait`` seconds to be posted.
         """
-        self._loads.bound(orders)
+        self.loads.bound(orders)
         self._order_loads(orders)
         loads, orders.loads, orders.answered, orders.dropped = orders.loads, [], [], []
-        self._loads.give_time(loads, wait)
+        self.loads.give_time(loads, wait)
         return bool(loads)
 
     def complete(self, wait: float = 0.0) -> tuple[set[str], StepOutcomes]:
         """The loads that are complete and were not reported; ``wait`` as for `results`. Asked before each step."""
-        self._note(self._ended(wait))
+        if self.loads.begun:
+            self._note(self._ended(wait))
         return self._reporting.tell_early()
 
     def complete_soon(self, *, idle: bool) -> tuple[set[str], StepOutcomes]:
         """`complete`, but waits for a load that is due soon; where not ``idle``, for one that is nearly there."""
+        if not self.loads.begun:
+            return self.complete()
         now = time.monotonic()
-        return self.complete(self._loads.worth_waiting(now) if idle else self._loads.nearly_there(now))
+        return self.complete(self.loads.worth_waiting(now) if idle else self.loads.nearly_there(now))
 
     # --- the end ---
 
@@ -251,7 +252,7 @@ class WorkerHalf:
                 hint="stop this engine and start it again",
             )
         self._reporting.results = self.results()
-        for load in list(self._loads.begun.values()):
+        for load in list(self.loads.begun.values()):
             self._ends.refuse(load, SHUTTING_DOWN)
         results = self.results()
         results.sent |= self.pushing.abandon()
@@ -272,7 +273,7 @@ class WorkerHalf:
         self._summing.stop()
         self._checking.stop()
         until = time.monotonic() + CLOSE_SECONDS
-        self._loads.close(until)
+        self.loads.close(until)
         stuck = self._peers.join(until) + self.pushing.join(until)
         self._peers.close()
         self._ends.close(until)
@@ -292,14 +293,14 @@ class WorkerHalf:
 
     def _drop(self, request_id: str) -> None:
         """Nobody waits for this load any more."""
-        if load := self._loads.begun.get(request_id):
+        if load := self.loads.begun.get(request_id):
             load.drop(REQUEST_OVER)
             self._ends.give_up(load)
             self._peers.drop(load)
 
     def _fail(self, request_id: str, fault: Fault) -> None:
         """This load under way is to miss, if it still is."""
-        if (load := self._loads.begun.get(request_id)) is None or not fault.concerns(self.geometry):
+        if (load := self.loads.begun.get(request_id)) is None or not fault.concerns(self.geometry):
             return
         if load.order.transfer_id and fault.when == "layers":
             load.fault = fault  # seen when the next layer arrives

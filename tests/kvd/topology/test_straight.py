@@ -144,8 +144,9 @@ def test_a_plan_that_reads_from_two_workers_is_not_straight() -> None:
 
 
 def test_states_beside_attention_are_straight() -> None:
-    kinds = (("full", 16, None, LAYERS), ("mamba", 16, None, STATES))
-    here, there = (samples.engine(name, *kinds) for name in "dp")
+    here, there = (
+        samples.engine(name, ("full", 16, None, LAYERS), ("mamba", 16, None, STATES)) for name in "dp"
+    )
     plan = plan_worker(here.workers[0], here.workers, there.workers)
     groups, told = {0: (1, (5, 3)), 1: (0, (7,))}, ((0, 0), ((4, 6, 2), (1,)))
     made = straight_copies(plan, groups, told, tokens=48, most_bytes=ALL)

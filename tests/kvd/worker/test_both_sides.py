@@ -122,7 +122,7 @@ class Both:
 
     def expire(self, name: str = "x") -> None:
         eventually(lambda: self.half._peers.receive_threads["p"]._arrivals._active[name].exposed)
-        self.half._loads.begun[name].deadline = 0.0
+        self.half.loads.begun[name].deadline = 0.0
         self.half._peers.receive_threads["p"].on_peer_changed()  # have the thread look
 
     def untouched(self) -> bool:

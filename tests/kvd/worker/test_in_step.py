@@ -62,7 +62,7 @@ def stands(rig: Rig, request_id: str = "d-1") -> bool:
 
 
 def load_of(rig: Rig, request_id: str = "d-1") -> Load:
-    return rig.decoder._loads.begun[request_id]
+    return rig.decoder.loads.begun[request_id]
 
 
 def settled(rig: Rig, *request_ids: str) -> dict[str, Cause | None]:
@@ -155,7 +155,7 @@ def test_one_whose_blocks_earlier_steps_still_have_is_a_miss_and_never_lands(
 ) -> None:
     monkeypatch.setattr(in_step, "JOIN_SECONDS", 0.01)
     device, orders = Device(), StepOrders(loads=[used()])
-    rig.decoder._loads._record_event = device.mark  # type: ignore[assignment]
+    rig.decoder.loads._record_event = device.mark  # type: ignore[assignment]
     rig.decoder.bound(orders)
     rig.decoder.start(orders)
     assert rig.decoder.in_step.ended(LONG).loads == {"d-1": NOT_POSTED}
@@ -319,7 +319,7 @@ def test_no_engine_without_other_work_waits_for_them(rig: Rig) -> None:
     now = time.monotonic()
     for due in (0.0, now, now + 1e-4):
         transfer.due = due
-        assert rig.decoder._loads.worth_waiting(now) == rig.decoder._loads.nearly_there(now) == 0.0
+        assert rig.decoder.loads.worth_waiting(now) == rig.decoder.loads.nearly_there(now) == 0.0
 
 
 # --- which loads suit ---

@@ -41,7 +41,7 @@ def test_loads_that_were_under_way_fail_in_the_next_life(rig: Rig) -> None:
     rig.faults.hold.add(0)
     asking = prefill(((5, 6),), request_id="p-2", engine_id="q")
     rig.start(order(prefill(((5, 6),)), (2, 9)), order(asking, (3, 4), request_id="d-2"))
-    eventually(lambda: rig.gates.opened and rig.decoder._loads.begun["d-1"].times.posted)
+    eventually(lambda: rig.gates.opened and rig.decoder.loads.begun["d-1"].times.posted)
 
     results, outcomes = rig.decoder.retire()
 

@@ -34,17 +34,17 @@ def test_a_load_begins_before_its_step_does(rig: Rig) -> None:
 def test_its_step_does_not_begin_it_again(rig: Rig) -> None:
     orders = StepOrders(loads=[pulled()], freed=["p-1"])
     assert rig.decoder.begin_ahead(orders, 0.0)
-    begun = rig.decoder._loads.begun["d-1"]
+    begun = rig.decoder.loads.begun["d-1"]
     rig.decoder.bound(orders)
     rig.decoder.start(orders)
-    assert rig.decoder._loads.begun["d-1"] is begun
+    assert rig.decoder.loads.begun["d-1"] is begun
     step = rig.decoder.results()
     assert step.sent == {"p-1"}, "all else is the step's"
 
 
 def test_it_waits_for_what_earlier_steps_have_queued_and_not_for_its_own(rig: Rig) -> None:
     device = Device()
-    rig.decoder._loads._record_event = device.mark  # type: ignore[assignment]
+    rig.decoder.loads._record_event = device.mark  # type: ignore[assignment]
     orders = StepOrders(loads=[pulled()])
     assert rig.decoder.begin_ahead(orders, 0.0)
     eventually(lambda: device.asked > 3)
@@ -74,7 +74,7 @@ def test_a_load_waits_for_the_steps_alone_that_may_touch_its_blocks(
     after: int | None, done: int, begins: bool, rig: Rig
 ) -> None:
     device = Device()
-    rig.decoder._loads._record_event = device.mark  # type: ignore[assignment]
+    rig.decoder.loads._record_event = device.mark  # type: ignore[assignment]
     for number in (1, 2):  # before step 2 begins the device has step 1 to do
         rig.decoder.begin_ahead(StepOrders(number=number), 0.0)
         rig.decoder.bound(StepOrders(number=number))
@@ -83,7 +83,7 @@ def test_a_load_waits_for_the_steps_alone_that_may_touch_its_blocks(
     rig.decoder.begin_ahead(StepOrders(number=3, loads=[replace(pulled(), after=after)]), 0.0)
     if begins:
         assert rig.results().received == {"d-1"}
-        assert rig.decoder._loads._gate._thread is None
+        assert rig.decoder.loads._gate._thread is None
     else:
         eventually(lambda: device.asked > 3)
         assert rig.untouched(2, 9)
@@ -94,7 +94,7 @@ def test_a_load_waits_for_the_steps_alone_that_may_touch_its_blocks(
 
 def test_marks_of_a_scheduler_before_are_worth_nothing(rig: Rig) -> None:
     device = Device()
-    rig.decoder._loads._record_event = device.mark  # type: ignore[assignment]
+    rig.decoder.loads._record_event = device.mark  # type: ignore[assignment]
     for number in (998, 999):
         rig.decoder.bound(StepOrders(number=number))
     device.done = device.queued
@@ -107,7 +107,7 @@ def test_marks_of_a_scheduler_before_are_worth_nothing(rig: Rig) -> None:
 
 def test_an_engine_that_has_time_waits_until_it_is_posted(rig: Rig) -> None:
     rig.decoder.begin_ahead(StepOrders(loads=[pulled()]), FOREVER)
-    assert rig.decoder._loads.begun["d-1"].times.posted
+    assert rig.decoder.loads.begun["d-1"].times.posted
 
 
 def test_no_engine_waits_for_a_load_that_has_ended(rig: Rig) -> None:
@@ -120,7 +120,7 @@ def test_no_engine_waits_for_a_load_that_has_ended(rig: Rig) -> None:
 def test_an_engine_waits_no_longer_than_it_may(seconds: float, rig: Rig) -> None:
     release, reached = rig.gates.stop("submit")
     rig.decoder.begin_ahead(StepOrders(loads=[pulled()]), seconds)
-    assert not rig.decoder._loads.begun["d-1"].times.posted
+    assert not rig.decoder.loads.begun["d-1"].times.posted
     assert reached.wait(FOREVER)
     release.set()
     assert rig.results().failed == set()
@@ -173,7 +173,7 @@ def test_an_engine_waits_for_what_is_due_soon(due_in: float, least: float, most:
     with posted(rig) as transfer:
         transfer.due = time.monotonic() + due_in
         # On a machine that stood still for 4 ms it is due now.
-        assert least <= rig.decoder._loads.worth_waiting(time.monotonic()) <= most
+        assert least <= rig.decoder.loads.worth_waiting(time.monotonic()) <= most
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_a_step_with_other_work_is_put_off_for_what_is_nearly_there(
     now = time.monotonic()
     with posted(rig) as transfer:
         transfer.due = now + due_in if due_in is not None else 0.0
-        found = rig.decoder._loads.nearly_there(now)
+        found = rig.decoder.loads.nearly_there(now)
     assert found == (pytest.approx(max(0.0, due_in or 0.0) + NEAR_PAST) if waits else 0.0)
 
 
@@ -203,7 +203,7 @@ def posted(rig: Rig) -> Iterator[Transfer]:
     release, reached = rig.gates.stop("poll")
     rig.start(pulled())
     assert reached.wait(FOREVER)
-    (transfer,) = rig.decoder._loads.begun["d-1"].pieces.transfers
+    (transfer,) = rig.decoder.loads.begun["d-1"].pieces.transfers
     yield transfer
     release.set()
     rig.results()
@@ -212,9 +212,9 @@ def posted(rig: Rig) -> Iterator[Transfer]:
 def test_an_engine_waits_a_moment_for_what_nobody_can_tell_when_it_is_due(rig: Rig) -> None:
     release, reached = rig.gates.stop("poll")
     rig.start(pulled())
-    assert rig.decoder._loads.begun["d-1"].under_way.wait(FOREVER)
+    assert rig.decoder.loads.begun["d-1"].under_way.wait(FOREVER)
     assert reached.wait(FOREVER)
-    assert rig.decoder._loads.worth_waiting(time.monotonic()) == IDLE_WAIT
+    assert rig.decoder.loads.worth_waiting(time.monotonic()) == IDLE_WAIT
     release.set()
     rig.results()
 
@@ -223,7 +223,7 @@ def test_an_engine_waits_for_nothing_that_is_not_posted(rig: Rig) -> None:
     release, reached = rig.gates.stop("submit")
     rig.start(pulled())
     assert reached.wait(FOREVER)
-    assert rig.decoder._loads.worth_waiting(time.monotonic()) == 0.0
+    assert rig.decoder.loads.worth_waiting(time.monotonic()) == 0.0
     release.set()
     rig.results()
 

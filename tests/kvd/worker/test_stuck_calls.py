@@ -75,7 +75,7 @@ def test_a_lane_that_cannot_be_destroyed_holds_back_all_that_was_posted_on_it(
             order(prefill(((5,),), tokens=4), (2,), request_id="given-up"),
             order(prefill(((6,),), tokens=4), (9,), request_id="beside"),
         )
-        eventually(lambda: rig.decoder._loads.begun["beside"].times.posted)
+        eventually(lambda: rig.decoder.loads.begun["beside"].times.posted)
         rig.expire("given-up")
         assert rig.gates.close_tried.wait(10)
         rig.start(order(prefill(((7,),), tokens=4), (3,), request_id="on a new lane"))

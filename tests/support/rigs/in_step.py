@@ -20,7 +20,7 @@ class InStepWorker:
     """An engine's only worker, whose loads can be used in their step; all come, but for those that are to ``miss``."""
 
     def __init__(self) -> None:
-        self.in_step = self
+        self.in_step = self.loads = self
         self.begun: list[LoadOrder] = []
         self.miss: set[str] = set()
         self.longest = 1.0

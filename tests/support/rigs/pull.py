@@ -202,7 +202,7 @@ class Rig:
 
     def expire(self, request_id: str = "d-1", pieces: int = 0) -> None:
         """The time of a load is up, once it is posted and so many of its pieces have come."""
-        load = self.decoder._loads.begun[request_id]
+        load = self.decoder.loads.begun[request_id]
         eventually(lambda: load.times.posted and load.pieces.done >= pieces)
         load.deadline = time.monotonic()
 

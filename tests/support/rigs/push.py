@@ -233,9 +233,9 @@ class PushRig:
     def expire(self, request_id: str = "d-1") -> None:
         """The time of an announced load is up."""
         self.announced()
-        self.decoder._loads.begun[request_id].deadline = time.monotonic() - 0.001
+        self.decoder.loads.begun[request_id].deadline = time.monotonic() - 0.001
         self.say(
-            name=self.decoder._loads.begun[request_id].order.transfer_id, attempt=-1
+            name=self.decoder.loads.begun[request_id].order.transfer_id, attempt=-1
         )  # have the thread look
 
     # --- bytes ---

@@ -52,7 +52,7 @@ async def lease_claim(daemon: Daemon, caller: Caller, message: LeaseClaim) -> Le
         answer = await _ask_owner(daemon, message, LeaseClaimed, settings.confirm_seconds + 1.0)
     daemon.readers.promised(message.reader, answer.seconds)
     current = answer.seconds > 0 and _is_current(daemon, caller, client, message)
-    if current:
+    if current and not message.alone:
         told = LeaseConfirmed(reader=message.reader, seconds=answer.seconds)
         tell_workers(daemon, client.engine.engine_id, told)
     # Whatever another kvd says of generations: this one knows which it has given to its engines.

@@ -174,11 +174,19 @@ def _nobody_to_ask(claim: Claim, why: str) -> None:
 
 
 def ask_lease(asker: ClaimAsker, claim: Claim, now: float, extend: float) -> None:
-    """Claim the lease, or renew it so that it lasts ``extend`` seconds more; workers hear how a first claim went."""
+    """Claim the lease, or renew it so that it lasts ``extend`` seconds more.
+
+    Workers hear how a first claim went that is not ``alone``.
+    """
     claim.lease.asked = now
-    told = "" if extend else claim.prefill.generation
     claim.lease.answer = asker.session.call(
-        LeaseClaim(key=lease_key(claim.prefill), reader=claim.reader, extend_seconds=extend, generation=told),
+        LeaseClaim(
+            key=lease_key(claim.prefill),
+            reader=claim.reader,
+            extend_seconds=extend,
+            generation="" if extend else claim.prefill.generation,
+            alone=claim.alone,
+        ),
         asker.settings.handshake_timeout,
     )
 

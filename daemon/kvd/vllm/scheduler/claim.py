@@ -81,8 +81,9 @@ class Claim:
     compared with the one that was prefilled, ``digest`` is its own where the prefiller compares. ``peer`` is kvd's
     answer on the prefiller. ``computed`` of its ``tokens`` are here already, ``kept`` may be claimed after a miss, and
     ``again`` says how often that was done. Its load was ``ordered`` (time.monotonic()), and runs ``beside`` it while no
-    worker was told how it was answered; ``in_step``: the step that orders it uses it. With a ``cause`` it is missed, or
-    ``refused`` while its load was under way. ``traceparent`` is of the request (`kvd.vllm.request_trace`).
+    worker was told how it was answered; ``in_step``: the step that orders it uses it. That may be expected before:
+    ``alone`` our scheduler hears of the answer then. With a ``cause`` it is missed, or ``refused`` while its load was
+    under way. ``traceparent`` is of the request (`kvd.vllm.request_trace`).
     """
 
     request_id: str
@@ -108,6 +109,7 @@ class Claim:
     refused: bool = False
     checked: bool = False
     in_step: bool = False
+    alone: bool = False
     traceparent: str = ""
 
     @property

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -37,6 +37,7 @@ from kvd.vllm.scheduler.beside import answer_on, may_begin
 from kvd.vllm.scheduler.claim import NOBODY, Claim, ClaimState, check_state, mismatch, unsealed
 from kvd.vllm.scheduler.known_peers import KnownPeers
 from kvd.vllm.scheduler.transfer_ids import TransferIds
+from kvd.vllm.vllm_types import VllmRequest
 from kvd.wire.lease import LeaseRelease
 from kvd.wire.limits import LONGEST_ID
 from kvd.wire.registration import OpenReader
@@ -65,6 +66,11 @@ class Claims:
         self._answered: list[ClaimAnswer] = []
         self._declined: list[tuple[str, RemotePrefill]] = []
         self._transfers = TransferIds()
+        self._expected: Callable[[Claim, VllmRequest], bool] = lambda *_: False
+
+    def expect(self, expected: Callable[[Claim, VllmRequest], bool]) -> None:
+        """``expected`` tells of a new claim whether the answer on it is of use to the scheduler alone."""
+        self._expected = expected
 
     def get(self, request_id: str) -> Claim | None:
         """The claim of a request, if it has one."""
@@ -135,6 +141,7 @@ class Claims:
             return
         tokens = min(prefill.tokens, prompt.tokens)
         claim = self._claims[request_id] = Claim(request_id, prefill, tokens, now, prompt)
+        claim.alone = self._expected(claim, prompt.request)
         self._compare(claim)
         if claim.cause:
             return
@@ -293,6 +300,13 @@ class Claims:
         mine = [one for one in self._answered if one.request_id == claim.request_id]
         self._answered = [one for one in self._answered if one not in mine]
         return mine
+
+    def new_answers(self, now: float) -> list[ClaimAnswer]:
+        """Look now at all claims beside loads: `take_answered`."""
+        for claim in self._claims.values():
+            if claim.beside and claim.state is ClaimState.LOADING:
+                self._look_beside(claim, now)
+        return self.take_answered()
 
     def take_answered(self) -> list[ClaimAnswer]:
         """What workers are to be told of loads that began before their claims were answered. Clears it."""

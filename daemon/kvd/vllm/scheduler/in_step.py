@@ -105,6 +105,7 @@ class InStep:
         self._block_sizes = tuple(group.block_size for group in groups)
         self._freed = freed_blocks
         self._claims = claims
+        self._claims.expect(self._expects)
         self._told = told
         self._loads: WorkersLoads | None = None
         self._most_seconds = 0.0
@@ -135,6 +136,10 @@ class InStep:
         if due:
             self._tell(due)
         self._most_seconds = MOST_BUSY_SECONDS if busy else MOST_SECONDS
+
+    def answers(self) -> list[ClaimAnswer]:
+        """How claims were answered beside which loads run, as far as no worker was told."""
+        return self._claims.new_answers(time.monotonic())
 
     def offer(self, claim: Claim, request: VllmRequest, count: int) -> tuple[int, bool]:
         """What vLLM is told of ``count`` tokens that can be loaded, and whether they come between steps.
@@ -205,12 +210,12 @@ class InStep:
             return False
         given_up = False
         while request_id not in self._known:
+            self._look(request_id)
             if self._loads is None or self._loads.stands(request_id):
                 self._note(StepOutcomes({request_id: None}, {request_id: time.monotonic()}))
                 break
             self._loads.let_go(request_id)
             self._note(self._loads.ended(LOOK_SECONDS))
-            self._look(request_id)
             if time.monotonic() > until:
                 self._give_up(request_id, again=given_up)
                 until, given_up = time.monotonic() + END_SECONDS, True
@@ -248,7 +253,18 @@ class InStep:
 
     # --- what suits ---
 
+    def _expects(self, claim: Claim, request: VllmRequest) -> bool:
+        """Whether the load of a claim that is new may be used in its step, as far as is known before that."""
+        return self._takes(claim, request, min(claim.tokens, request.num_prompt_tokens - 1), MOST_SECONDS)
+
     def _suits(self, claim: Claim, request: VllmRequest, tokens: int) -> bool:
+        if not self._takes(claim, request, tokens, self._most_seconds):
+            return False
+        blocks = sum([-(-tokens // size) + 1 for size in self._block_sizes])
+        # Else the load would wait for steps under way, and its own step for it.
+        return not self._ahead or self._freed.spares(blocks)
+
+    def _takes(self, claim: Claim, request: VllmRequest, tokens: int, most_seconds: float) -> bool:
         if not self._allowed or self._loads is None or time.monotonic() < self._not_before:
             return False
         if claim.transfer_id or claim.checked or claim.again or claim.prefill.checksum:
@@ -256,10 +272,7 @@ class InStep:
         # Of a miss vLLM would give the prompt's log probabilities without a token, and go on drawing at another seed.
         if wants_prompt_logprobs(request) or wants_seed(request):
             return False
-        blocks = sum(-(-tokens // size) + 1 for size in self._block_sizes)
-        # Else the load would wait for steps under way, and its own step for it.
-        spared = not self._ahead or self._freed.spares(blocks)
-        return spared and self._loads.takes(claim.prefill, tokens, self._most_seconds)
+        return self._loads.takes(claim.prefill, tokens, most_seconds)
 
     def _may_share(self, request: VllmRequest, computed: int, load: Unsettled) -> bool:
         """Cached blocks are found from the front on: one of the load only behind all that was there before it."""

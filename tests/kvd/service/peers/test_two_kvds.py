@@ -289,10 +289,10 @@ def test_workers_hear_at_once_that_a_claim_of_their_scheduler_was_confirmed() ->
         generation = prefiller.wait(lambda s: bool(s.engine_generation), 20).engine_generation
         decoder.wait(lambda s: bool(s.engine_generation), 20)
 
-        def claim(reader: str, of: str, name: str = "r") -> tuple[bool, str]:
+        def claim(reader: str, of: str, name: str = "r", *, alone: bool = False) -> tuple[bool, str]:
             """Whether it is kept, and of which generation kvd says the prefiller to be."""
             key = LeaseKey(engine_id="p", request_id=name, endpoint=far.endpoint)
-            asked = LeaseClaim(key=key, reader=reader, generation=of)
+            asked = LeaseClaim(key=key, reader=reader, generation=of, alone=alone)
             answer = decoder.call(asked, 20).result(20)
             assert isinstance(answer, LeaseClaimed)
             kept.append(answer.seconds)
@@ -304,6 +304,7 @@ def test_workers_hear_at_once_that_a_claim_of_their_scheduler_was_confirmed() ->
         assert claim("plain", "") == (True, "")
         assert claim("older", "another generation") == (True, "")
         assert claim("gone", generation, "never opened") == (False, "")
+        assert claim("at hand", generation, alone=True) == (True, generation)
         assert claim("mine", generation) == (True, generation)
         assert wait_for(confirmed) == [LeaseConfirmed(reader="mine", seconds=kept[-1])]
 

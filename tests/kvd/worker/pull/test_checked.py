@@ -82,7 +82,7 @@ def test_a_read_that_is_a_miss_meanwhile_is_reported_once(rig: Rig) -> None:
     """As where the engine goes to sleep: its loads end, whoever is asked about them."""
     rig.start(checked())
     asked = question(rig)
-    load = rig.decoder._loads.begun["d-1"]
+    load = rig.decoder.loads.begun["d-1"]
     rig.decoder._ends.refuse(load, SHUTTING_DOWN)
     asked.future.set_result(PrefixKept(kept=True))
     results = rig.decoder.results()

@@ -289,7 +289,7 @@ def test_none_whose_window_the_prefiller_let_go(two_groups: Rig) -> None:
 def test_none_of_a_peer_that_is_gone(two_groups: Rig) -> None:
     two_groups.faults.hold = {3}
     two_groups.start(windowed(15, 1))
-    eventually(lambda: any(load.pieces.done for load in two_groups.decoder._loads.begun.values()))
+    eventually(lambda: any(load.pieces.done for load in two_groups.decoder.loads.begun.values()))
     two_groups.script.push(PeerGone(engine_id="p", generation="gen-1", reason="killed"))
     two_groups.results()
     outcomes = two_groups.decoder.outcomes()

@@ -103,7 +103,7 @@ def test_a_read_of_a_refused_claim_that_does_not_end_loses_its_lane(
     monkeypatch.setattr(unanswered, "REFUSED_SECONDS", 0.05)
     rig.faults.hold = set(range(9))
     rig.start(beside())
-    eventually(lambda: rig.decoder._loads.begun["d-1"].times.posted)
+    eventually(lambda: rig.decoder.loads.begun["d-1"].times.posted)
     answered(rig, ClaimAnswer("d-1", 0.0, REFUSED))
     assert rig.results().failed == {"d-1"}
     assert rig.gates.closed == 1
@@ -131,7 +131,7 @@ def test_what_came_after_the_confirmed_end_is_a_miss(rig: Rig) -> None:
 def test_a_read_that_goes_on_has_no_more_time_than_the_confirmed_lease(rig: Rig) -> None:
     rig.faults.hold = set(range(9))
     rig.start(beside(seconds=LONG))
-    load = rig.decoder._loads.begun["d-1"]
+    load = rig.decoder.loads.begun["d-1"]
     eventually(lambda: load.times.posted)
     answered(rig, ClaimAnswer("d-1", time.monotonic() - load.times.received + 0.2))
     assert load.deadline < load.times.received + LONG
@@ -205,7 +205,7 @@ def test_and_one_that_comes_while_it_reads(rig: Rig) -> None:
 def test_what_kvd_promises_counts_from_the_claims_sending_and_a_margin_is_taken_off(rig: Rig) -> None:
     rig.faults.hold = set(range(9))
     rig.start(beside(reader="mine", asked_before=2.0, seconds=LONG))
-    load = rig.decoder._loads.begun["d-1"]
+    load = rig.decoder.loads.begun["d-1"]
     rig.script.push(TOLD)
     assert load.deadline == pytest.approx(load.times.received + 20.0 - 2.0 - 0.5)
 

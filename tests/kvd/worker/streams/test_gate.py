@@ -21,7 +21,7 @@ from tests.support.rigs.push import PushRig, pushed
 def device(rig: Rig) -> Device:
     """The decoder's."""
     device = Device()
-    rig.decoder._loads._record_event = device.mark  # type: ignore[assignment]
+    rig.decoder.loads._record_event = device.mark  # type: ignore[assignment]
     return device
 
 
@@ -54,7 +54,7 @@ def test_what_the_step_queues_after_the_orders_are_bound_is_not_waited_for(rig: 
 def test_a_step_without_loads_makes_no_mark(rig: Rig, device: Device) -> None:
     step(rig)
     assert device.queued == 0
-    assert rig.decoder._loads._gate._thread is None
+    assert rig.decoder.loads._gate._thread is None
 
 
 def test_where_the_system_starts_no_thread_a_load_that_must_wait_is_a_miss(
@@ -73,7 +73,7 @@ def test_where_the_system_starts_no_thread_a_load_that_must_wait_is_a_miss(
 def test_where_the_device_is_never_behind_there_is_no_gate(rig: Rig) -> None:
     step(rig, order(prefill(((5, 6),)), (2, 9)))
     assert rig.results().failed == set()
-    assert rig.decoder._loads._gate._thread is None
+    assert rig.decoder.loads._gate._thread is None
 
 
 def test_an_idle_device_is_given_the_moment_that_it_takes_to_come_to_a_mark(
@@ -85,17 +85,17 @@ def test_an_idle_device_is_given_the_moment_that_it_takes_to_come_to_a_mark(
         looks = iter((False, False, True))
         return lambda: next(looks)
 
-    rig.decoder._loads._record_event = soon
+    rig.decoder.loads._record_event = soon
     orders = StepOrders(loads=[order(prefill(((5, 6),)), (2, 9))], idle=True)
     rig.decoder.bound(orders)
     rig.decoder.start(orders)
     assert rig.results().failed == set()
-    assert rig.decoder._loads._gate._thread is None
+    assert rig.decoder.loads._gate._thread is None
 
 
 def test_a_step_that_computes_does_not_wait_for_its_device(rig: Rig, device: Device) -> None:
     step(rig, order(prefill(((5, 6),)), (2, 9)))
-    assert rig.decoder._loads._gate._thread is not None
+    assert rig.decoder.loads._gate._thread is not None
     device.done = 1
     assert rig.results().failed == set()
 
@@ -105,7 +105,7 @@ def test_a_load_whose_device_does_not_come_so_far_in_time_is_a_miss(rig: Rig) ->
     late = order(prefill(((5, 6),)), (2, 9))
     rig.decoder.bound(StepOrders(loads=[late]))
     rig.decoder.start(StepOrders(loads=[late]))
-    rig.decoder._loads.begun["d-1"].deadline = time.monotonic()
+    rig.decoder.loads.begun["d-1"].deadline = time.monotonic()
     assert rig.results().failed == {"d-1"}
     assert "the device was busy" in rig.causes()["d-1"]
     assert rig.untouched(2, 9)
@@ -135,7 +135,7 @@ def pushing() -> Iterator[PushRig]:
 
 def test_a_push_is_announced_when_its_mark_is_reached(pushing: PushRig) -> None:
     device = Device()
-    pushing.decoder._loads._record_event = device.mark  # type: ignore[assignment]
+    pushing.decoder.loads._record_event = device.mark  # type: ignore[assignment]
     step(pushing, pushed((2, 9)))
     eventually(lambda: device.asked > 3)
     assert pushing.script.told(PushAnnounce) == []
@@ -145,7 +145,7 @@ def test_a_push_is_announced_when_its_mark_is_reached(pushing: PushRig) -> None:
 
 def test_a_push_that_is_dropped_before_its_mark_is_reached_is_declined(pushing: PushRig) -> None:
     device = Device()
-    pushing.decoder._loads._record_event = device.mark  # type: ignore[assignment]
+    pushing.decoder.loads._record_event = device.mark  # type: ignore[assignment]
     step(pushing, pushed((2, 9)))
     pushing.decoder.start(StepOrders(dropped=["d-1"]))
     assert pushing.results().failed == {"d-1"}
