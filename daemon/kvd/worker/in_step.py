@@ -33,7 +33,7 @@ JOIN_SECONDS = 20e-3
 STUCK_SECONDS = 1.0
 """How long it waits for one that a thread is posting. One that hangs in there is a miss, and is to end by itself."""
 UNKNOWN_RATE = 50e9
-"""Bytes a second that a load is taken to come with, before one has told of its lane."""
+"""Bytes a second that a load is taken to come with, before one has told of its lane, or a probe."""
 UNORDERED = Cause("its lane is another one now, which its step could not wait for", "TRANSFER_FAILED")
 NOT_POSTED = Cause(
     f"it was not posted within {JOIN_SECONDS * 1e3:g} ms, which its step was waiting for", "TOO_LATE"
@@ -58,7 +58,7 @@ class InStepLoads:
         bytes_of_token: float,
     ) -> None:
         """``note`` takes note of loads that have ended. Without ``stream_of`` memory has no streams to order."""
-        self._least_pace = bytes_of_token / UNKNOWN_RATE
+        self._bytes_of_token = bytes_of_token
         self._peers = peers
         self._ends = ends
         self._reporting = reporting
@@ -76,7 +76,8 @@ class InStepLoads:
         thread = self._peers.pull_threads.get(prefill.engine_id)
         if thread is None:
             return False
-        seconds = tokens * (thread.lanes.pace or self._least_pace)
+        pace = thread.lanes.pace or self._bytes_of_token / (thread.probing.rate or UNKNOWN_RATE)
+        seconds = tokens * pace
         return seconds <= most_seconds and thread.lanes.orders_streams(prefill.generation)
 
     def begun(self, load: Load) -> None:

@@ -366,13 +366,14 @@ def test_none_suits_beside_a_lane_that_could_not_be_closed(rig: Rig) -> None:
     assert not takes(rig)
 
 
-def test_before_a_load_told_of_its_lane_a_modest_rate_is_reckoned_with(
+def test_before_a_load_told_of_its_lane_a_probe_or_a_modest_rate_does(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert takes(rig, 1e-3)
-    loads = rig.decoder.in_step
-    monkeypatch.setattr(loads, "_least_pace", in_step.token_bytes(rig.decoder.geometry) / 1e3)
+    monkeypatch.setattr(in_step, "UNKNOWN_RATE", 1e3)
     assert not takes(rig, 1e-3)
+    rig.decoder._peers.pull_threads["p"].probing.rate = 50e9
+    assert takes(rig, 1e-3)
 
 
 def test_none_suits_that_takes_longer_by_the_pace_of_the_last_large_load(

@@ -64,29 +64,29 @@ class FreedBlocks:
         """
         if self._pool is None:
             return 0, loads
-        for order in loads:
+        theirs = [order.block_ids for order in loads]
+        for order, blocks in zip(loads, theirs, strict=True):
             if order.in_step:
-                leave_unzeroed(output, order.block_ids)
+                leave_unzeroed(output, blocks)
         loads = [
             order
-            if changes_blocks(output, order.block_ids)
-            else dataclasses.replace(order, after=self._last_use(order))
-            for order in loads
+            if changes_blocks(output, blocks)
+            else dataclasses.replace(order, after=self._last_use(order, blocks))
+            for order, blocks in zip(loads, theirs, strict=True)
         ]
         self._step += 1
         while self._freed and self._freed[0][0] <= self._step - KEPT:
             self._freed.popleft()
         return self._step, loads
 
-    def _last_use(self, order: LoadOrder) -> int | None:
-        """The last step that may touch the blocks of a load; None where any may.
+    def _last_use(self, order: LoadOrder, blocks: set[int]) -> int | None:
+        """The last step that may touch the ``blocks`` of a load; None where any may.
 
         After a miss its request kept them, and steps may have computed into them.
         """
         if order.again:
             return None
-        mine = order.block_ids
-        lately = (step for step, freed in self._freed if not freed.isdisjoint(mine))
+        lately = (step for step, freed in self._freed if not freed.isdisjoint(blocks))
         return max(lately, default=self._step - KEPT)
 
 

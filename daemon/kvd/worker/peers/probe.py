@@ -72,6 +72,8 @@ class Probing:
         self._peer: RemoteEngine | None = None
         self._transfers: list[Transfer] = []
         self.posted = 0.0
+        self.rate = 0.0
+        """Bytes a second of the fastest read so far, by the device's own time; 0 where nobody told that."""
         self._deadline = self._measured = 0.0
         self._bytes = 0
         self._samples: dict[int, _Sample] = {}
@@ -140,6 +142,9 @@ class Probing:
         return not pending
 
     def _note(self, seconds: float) -> None:
+        for transfer in self._transfers:
+            if took := transfer.detail.get("device_seconds"):
+                self.rate = max(self.rate, transfer.bytes / took)
         if self._now is not None:
             position, which = self._now
             self._samples[position].took[which].append(seconds)

@@ -77,7 +77,7 @@ class PullThread:
         self._due: list[Load] = []  # of the waiting, those that the next turns post
         self._active: list[Load] = []  # posted on the lane of now
         self.lanes = ReadLanes(engine_id, backend, self._activity)
-        self._probing = Probing(engine_id, probed)
+        self.probing = Probing(engine_id, probed)
         self._busy = threading.Lock()
         """Held by who does the thread's work: a step may post a load itself (`begin_now`)."""
         take, turn, failed, finish = (
@@ -106,7 +106,7 @@ class PullThread:
             return False
         try:
             # A load that goes back to those that wait, since its lane failed, is the thread's.
-            free = self._thread.idle and not self._due and not self._probing.on
+            free = self._thread.idle and not self._due and not self.probing.on
             free = free and self.lanes.now is not None and not self._peer.changed
             if not free or not self._admission.put(load, lambda _: None):
                 return False
@@ -194,10 +194,10 @@ class PullThread:
     def _pause(self) -> float | None:
         if self._due:
             return 0.0
-        if not self._active and not self._probing.on:
+        if not self._active and not self.probing.on:
             due = self.lanes.unclosed.due
             return max(0.0, min(due) - time.monotonic()) if due else None
-        probe = self._probing
+        probe = self.probing
         return next_look(self._active, time.monotonic(), probing=probe.on, probe_posted=probe.posted)
 
     def _take(self, message: PeerChanged | Load | GiveUp | Evict) -> None:
@@ -229,16 +229,16 @@ class PullThread:
             return
         with self._activity("probing"):
             # A load that waits is as good a probe.
-            if self._admission.empty and self._probing.begin(remote, lane):
+            if self._admission.empty and self.probing.begin(remote, lane):
                 self._drop_lane()
 
     def _probe(self) -> None:
         """Go on with the probe. The lane of one that went wrong is dropped: nothing is known of its bytes."""
         lane = self.lanes.now
-        if lane is None or not self._probing.on:
+        if lane is None or not self.probing.on:
             return
         with self._activity("probing"):
-            failed = self._probing.look(lane, alone=not self._active and not self._due)
+            failed = self.probing.look(lane, alone=not self._active and not self._due)
         if failed and not self._active:  # else its loads tell what the lane is worth
             self._drop_lane()
 
@@ -366,7 +366,7 @@ class PullThread:
 
     def _drop_lane(self, ending: Sequence[Load] = (), cause: Cause | None = None) -> None:
         """Destroy the lane, then end ``ending``; all others that were on it start over on a new one."""
-        self._probing.stop()
+        self.probing.stop()
         rest = [load for load in self._active if load not in ending and not load.once]
         ends: list[tuple[Load, Cause | None]] = [(load, cause) for load in ending]
         ends += [(load, LANE_GONE) for load in self._active if load not in ending and load.once]

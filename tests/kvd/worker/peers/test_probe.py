@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 
-from kvd.backends.memory import open_backend
+from kvd.backends.contract import Transfer
+from kvd.backends.memory import MemoryLane, open_backend
 from kvd.geometry.alike import AlikeReader
 from kvd.geometry.model import EngineGeometry, WorkerGeometry
 from kvd.topology import rate as pace
@@ -51,7 +53,7 @@ def load(rig: Rig, seconds: float = 10.0) -> None:
 def over(rig: Rig) -> bool:
     """Whether the lane's thread has probed and has nothing left to do."""
     thread = rig.decoder._peers.pull_threads["p"]
-    return thread._probing.posted > 0 and not thread._probing.on and not thread._activity.now
+    return thread.probing.posted > 0 and not thread.probing.on and not thread._activity.now
 
 
 def test_the_null_block_is_read_and_no_other(probing: Rig) -> None:
@@ -93,7 +95,7 @@ def test_nothing_is_read_where_it_is_switched_off(how: str) -> None:
     script.push(ready(rig.card))
     eventually(lambda: half._peers.pull_threads["p"].lanes.now)
     half.close()  # ends the lane's thread, which had all the time it wanted
-    assert half._peers.pull_threads["p"]._probing.posted == 0
+    assert half._peers.pull_threads["p"].probing.posted == 0
     assert not rig.target.any()
     rig.close()
 
@@ -105,7 +107,7 @@ def test_a_load_that_waits_already_is_probe_enough(probing: Rig) -> None:
     load(probing)
     go_on.set()
     assert not probing.results().failed
-    assert probing.decoder._peers.pull_threads["p"]._probing.posted == 0
+    assert probing.decoder._peers.pull_threads["p"].probing.posted == 0
     assert probing.untouched(0)
 
 
@@ -136,11 +138,11 @@ def test_a_probe_that_fails_on_its_way_takes_its_lane_along(probing: Rig) -> Non
 def test_a_load_does_not_wait_for_a_probe_that_hangs(probing: Rig) -> None:
     probing.faults.hold = {0}
     introduce(probing)
-    eventually(lambda: probing.decoder._peers.pull_threads["p"]._probing.on)
+    eventually(lambda: probing.decoder._peers.pull_threads["p"].probing.on)
     load(probing)
     assert not probing.results().failed
     assert probing.gates.opened == 1
-    assert probing.decoder._peers.pull_threads["p"]._probing.on
+    assert probing.decoder._peers.pull_threads["p"].probing.on
 
 
 def test_a_probe_past_its_time_loses_its_lane(
@@ -159,13 +161,13 @@ def test_a_probe_past_its_time_loses_its_lane(
 def test_a_probe_past_its_time_does_not_take_the_lane_from_under_a_load(probing: Rig) -> None:
     probing.faults.hold = {0, 1}
     introduce(probing)
-    eventually(lambda: probing.decoder._peers.pull_threads["p"]._probing.on)
+    eventually(lambda: probing.decoder._peers.pull_threads["p"].probing.on)
     load(probing)
     thread = probing.decoder._peers.pull_threads["p"]
     eventually(lambda: thread._active)
     go_on, reached = probing.gates.stop("poll")
     assert reached.wait(10)
-    thread._probing._deadline = 0.0
+    thread.probing._deadline = 0.0
     for _ in range(4):  # whole rounds of the thread, in which it looks at the probe and at the load
         before = go_on
         go_on, reached = probing.gates.stop("poll")
@@ -182,10 +184,10 @@ def test_a_peer_that_goes_takes_its_probe_along(probing: Rig) -> None:
     probing.faults.hold = {0}
     introduce(probing)
     thread = probing.decoder._peers.pull_threads["p"]
-    eventually(lambda: thread._probing.on)
+    eventually(lambda: thread.probing.on)
     probing.script.push(PeerGone(engine_id="p", generation="gen-1", reason="killed"))
     eventually(lambda: probing.gates.closed)
-    assert not thread._probing.on
+    assert not thread.probing.on
     introduce(probing, "gen-2")
     eventually(lambda: probing.same((0,), (0,)))  # and its next generation is probed in its turn
 
@@ -193,7 +195,7 @@ def test_a_peer_that_goes_takes_its_probe_along(probing: Rig) -> None:
 def test_closing_ends_a_probe_that_hangs(probing: Rig) -> None:
     probing.faults.hold = {0}
     introduce(probing)
-    eventually(lambda: probing.decoder._peers.pull_threads["p"]._probing.on)
+    eventually(lambda: probing.decoder._peers.pull_threads["p"].probing.on)
     probing.decoder.close()
     assert probing.gates.closed == 1
     assert probing.backend.closed
@@ -237,15 +239,35 @@ def test_a_load_ends_the_measuring(measured: Rig) -> None:
     measured.faults.hold = {1}  # the first read that is measured
     introduce(measured)
     thread = measured.decoder._peers.pull_threads["p"]
-    eventually(lambda: thread._probing._now)
+    eventually(lambda: thread.probing._now)
     measured.faults.hold.add(2)  # the load
     load(measured)
     eventually(lambda: thread._active)
     measured.faults.release(1)
-    eventually(lambda: not thread._probing.on)
+    eventually(lambda: not thread.probing.on)
     measured.faults.release(2)
     assert not measured.results().failed
     assert next(measured.backend._inner.submits) == 3
+
+
+def test_the_fastest_read_tells_the_rate_where_the_device_told_its_time(
+    measured: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit = MemoryLane.submit
+    took = iter((2e-3, 0.0, 1e-6, *[1e-3] * 20))
+
+    def submitting(lane: MemoryLane, *arguments: Any) -> Transfer:
+        transfer = submit(lane, *arguments)
+        if seconds := next(took):
+            transfer.detail["device_seconds"] = seconds
+        reads.append(transfer)
+        return transfer
+
+    reads: list[Transfer] = []
+    monkeypatch.setattr(MemoryLane, "submit", submitting)
+    introduce(measured)
+    eventually(lambda: over(measured))
+    assert measured.decoder._peers.pull_threads["p"].probing.rate == reads[2].bytes / 1e-6
 
 
 def test_measuring_is_bounded_by_bytes(measured: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
