@@ -17,6 +17,7 @@ asked before that step's results are taken, and of a miss the request is taken b
 from __future__ import annotations
 
 import dataclasses
+import time
 import weakref
 from collections.abc import Collection, Container, Mapping, Sized
 from typing import TYPE_CHECKING, Any, Protocol
@@ -51,6 +52,10 @@ _SAID_OF_NOTHING = frozenset(
 )
 """What a step says of its requests though it has none. Whatever else it says, it is not left out."""
 
+ANSWER_SECONDS = 20e-6
+"""How long the step after a first token is put off: 0.1 ms, with what the kernel adds. The thread that sends the token
+needs Python's lock for that, and would get it in the middle of the next step, 0.4 ms later."""
+
 _only_workers: weakref.WeakValueDictionary[str, WorkerHalf] = weakref.WeakValueDictionary()
 """The workers of this process that are all of their engines, by engine id."""
 
@@ -61,6 +66,10 @@ class UsedInStep(Protocol):
     @property
     def unsettled(self) -> Sized:
         """Those of steps whose results were not taken."""
+
+    @property
+    def settled(self) -> Sized:
+        """Those of the step whose results were taken last."""
 
     def answers(self) -> list[ClaimAnswer]:
         """How claims were answered beside which loads run, as far as no worker was told."""
@@ -102,6 +111,8 @@ class EarlyScheduler(AsyncScheduler):
             output = super().schedule(*arguments, **named)
         else:
             worker: WorkerHalf = at_hand[0]
+            if at_hand[1].settled:
+                time.sleep(ANSWER_SECONDS)
             self._take(self._complete(*at_hand))
             self._use_in_step(*at_hand)
             output = super().schedule(*arguments, **named)

@@ -115,7 +115,7 @@ class InStep:
         """What became of loads, of which nobody was told."""
         self._gone: set[str] = set()
         """The unsettled whose requests have ended."""
-        self._settled: list[str] = []
+        self.settled: list[str] = []
         """Since the last step was scheduled."""
         self._due: list[str] = []
         """To be told when the next one is."""
@@ -132,7 +132,7 @@ class InStep:
         self._ahead = ahead
         self._loads = loads
         # An answer goes out while the step is scheduled that follows it; whoever is told then takes Python's lock.
-        due, self._due, self._settled = self._due, self._settled, []
+        due, self._due, self.settled = self._due, self.settled, []
         if due:
             self._tell(due)
         self._most_seconds = MOST_BUSY_SECONDS if busy else MOST_SECONDS
@@ -189,8 +189,8 @@ class InStep:
 
     def tell(self) -> None:
         """Tell at once what became of all loads that are settled."""
-        self._tell([*self._due, *self._settled])
-        self._due, self._settled = [], []
+        self._tell([*self._due, *self.settled])
+        self._due, self.settled = [], []
 
     def _tell(self, request_ids: Iterable[str]) -> None:
         if self._loads is not None:
@@ -220,7 +220,7 @@ class InStep:
                 self._give_up(request_id, again=given_up)
                 until, given_up = time.monotonic() + END_SECONDS, True
         del self.unsettled[request_id]
-        self._settled.append(request_id)
+        self.settled.append(request_id)
         return self._known[request_id].loads[request_id] is None
 
     def _note(self, outcomes: StepOutcomes) -> None:
