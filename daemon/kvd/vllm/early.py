@@ -74,10 +74,10 @@ class UsedInStep(Protocol):
     def answers(self) -> list[ClaimAnswer]:
         """How claims were answered beside which loads run, as far as no worker was told."""
 
-    def at_hand(self, loads: Any, *, busy: bool, ahead: bool) -> None:
+    def at_hand(self, loads: Any, *, busy: bool, under_way: int) -> None:
         """A step is about to be scheduled, by who can take requests back.
 
-        ``busy``: others compute in it. ``ahead``: the one before is under way.
+        ``busy``: others compute in it. So many before it are ``under_way``.
         """
 
     def missed(self, scheduled: Container[str]) -> Mapping[str, Collection[int]]:
@@ -152,8 +152,7 @@ class EarlyScheduler(AsyncScheduler):
             self._looked = True
             self._in_step = loads if can_take_back(self) else None
         if self._in_step is not None:
-            ahead = self._under_way > 0
-            self._in_step.at_hand(worker.in_step, busy=bool(self.running), ahead=ahead)
+            self._in_step.at_hand(worker.in_step, busy=bool(self.running), under_way=self._under_way)
 
     @property
     def _lockstep(self) -> bool:

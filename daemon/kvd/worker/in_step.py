@@ -91,6 +91,8 @@ class InStepLoads:
 
     def join(self) -> None:
         """Before the step is queued: have it run behind its loads. Those that are not posted in time are misses."""
+        if not self._begun:
+            return
         loads, self._begun = self._begun, []
         until = time.monotonic() + JOIN_SECONDS
         for load in loads:

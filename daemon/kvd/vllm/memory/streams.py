@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -10,14 +12,20 @@ from kvd.worker.streams.event import StreamEvent, no_event
 
 
 class _Recorded:
-    """An event of torch, recorded on the stream of now. With an ``index`` it is of that CUDA device."""
+    """An event of torch that was recorded. With an ``index`` it is of that CUDA device.
 
-    __slots__ = ("_event", "_index")
+    Once nobody looks at it any more its event goes back to those that are ``free``.
+    """
 
-    def __init__(self, event: Any, index: int | None) -> None:
-        event.record()
+    __slots__ = ("_event", "_free", "_index")
+
+    def __init__(self, event: Any, free: deque[Any], index: int | None) -> None:
         self._event = event
+        self._free = free
         self._index = index
+
+    def __del__(self) -> None:
+        self._free.append(self._event)
 
     def __call__(self) -> bool:
         self._enter()
@@ -47,8 +55,21 @@ def event_recorder(device: str) -> Callable[[], StreamEvent | None]:
     if device == "cuda":
         index = torch.cuda.current_device()
         # Who waits for one that is not ``blocking`` keeps a core busy.
-        return lambda: _Recorded(torch.cuda.Event(blocking=True), index)
-    return lambda: _Recorded(torch.Event(device), None)
+        make = functools.partial(torch.cuda.Event, blocking=True)
+    else:
+        index, make = None, functools.partial(torch.Event, device)
+    free: deque[Any] = deque()
+
+    def record() -> _Recorded:
+        """With an event of before, if there is one: the device takes longer to make another."""
+        try:
+            event = free.pop()
+        except IndexError:
+            event = make()
+        event.record()
+        return _Recorded(event, free, index)
+
+    return record
 
 
 def stream_handle(device: str) -> Callable[[], int] | None:

@@ -45,14 +45,16 @@ class FreedBlocks:
         pool.free_blocks = noted
         self._pool = pool
 
-    def spares(self, count: int) -> bool:
-        """Whether the blocks that vLLM gives next are so many that no step of late may touch.
+    def spares(self, count: int, under_way: int) -> bool:
+        """Whether the blocks that vLLM gives next are so many that none of the steps ``under_way`` may touch.
 
         Blocks without a hash that were taken back come first, those with one last.
         """
         if self._pool is None or self._pool.get_num_free_blocks() < count:
             return False
-        lately = frozenset[int]().union(*(freed for _, freed in self._freed))
+        lately = frozenset[int]().union(
+            *(freed for step, freed in self._freed if step > self._step - under_way)
+        )
         # vLLM's queue is not public: where there is none, nobody knows what comes next.
         head = getattr(getattr(self._pool, "free_block_queue", None), "fake_free_list_head", None)
         return not lately or (head is not None and lately.isdisjoint(_behind(head, count)))

@@ -109,7 +109,7 @@ class InStep:
         self._told = told
         self._loads: WorkersLoads | None = None
         self._most_seconds = 0.0
-        self._ahead = False
+        self._under_way = 0
         self._not_before = 0.0
         self._known: dict[str, StepOutcomes] = {}
         """What became of loads, of which nobody was told."""
@@ -124,12 +124,12 @@ class InStep:
 
     # --- as a step is scheduled ---
 
-    def at_hand(self, loads: WorkersLoads, *, busy: bool, ahead: bool) -> None:
+    def at_hand(self, loads: WorkersLoads, *, busy: bool, under_way: int) -> None:
         """A step is about to be scheduled, by who can take requests back.
 
-        ``busy``: others compute in it. ``ahead``: the one before is under way.
+        ``busy``: others compute in it. So many before it are ``under_way``.
         """
-        self._ahead = ahead
+        self._under_way = under_way
         self._loads = loads
         # An answer goes out while the step is scheduled that follows it; whoever is told then takes Python's lock.
         due, self._due, self.settled = self._due, self.settled, []
@@ -262,7 +262,7 @@ class InStep:
             return False
         blocks = sum([-(-tokens // size) + 1 for size in self._block_sizes])
         # Else the load would wait for steps under way, and its own step for it.
-        return not self._ahead or self._freed.spares(blocks)
+        return not self._under_way or self._freed.spares(blocks, self._under_way)
 
     def _takes(self, claim: Claim, request: VllmRequest, tokens: int, most_seconds: float) -> bool:
         if not self._allowed or self._loads is None or time.monotonic() < self._not_before:

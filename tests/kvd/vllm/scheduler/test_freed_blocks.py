@@ -139,28 +139,32 @@ def test_a_step_does_not_zero_the_blocks_of_a_load_that_it_uses(freed: FreedBloc
 def test_it_is_known_whether_what_is_given_next_was_taken_back_lately(
     freed: FreedBlocks, pool: Pool, count: int, *, spared: bool
 ) -> None:
+    steps(freed, 5)
     pool.free_blocks([Block(2), Block(3)])
-    assert freed.spares(count) is spared
-    steps(freed, KEPT)
-    assert freed.spares(count)
+    assert freed.spares(count, 1) is spared
+    steps(freed, 1)
+    assert freed.spares(count, 1), "the step that may touch them is over"
+    assert freed.spares(count, 2) is spared
+    steps(freed, 1)
+    assert freed.spares(count, 2)
 
 
 def test_of_a_pool_without_such_a_queue_nobody_knows(monkeypatch: pytest.MonkeyPatch, pool: Pool) -> None:
     monkeypatch.setattr(Pool, "free_block_queue", None)
     freed = FreedBlocks()
     freed.watch(pool)
-    assert freed.spares(3)
+    assert freed.spares(3, 1)
     pool.free_blocks([Block(2)])
-    assert not freed.spares(1)
+    assert not freed.spares(1, 1)
 
 
 def test_more_than_are_free_are_not_spared(freed: FreedBlocks) -> None:
-    assert freed.spares(3)
-    assert not freed.spares(4)
+    assert freed.spares(3, 1)
+    assert not freed.spares(4, 1)
 
 
 def test_of_a_pool_that_nobody_watches_nothing_is_spared() -> None:
-    assert not FreedBlocks().spares(0)
+    assert not FreedBlocks().spares(0, 1)
 
 
 def test_what_missed_and_is_claimed_again_may_have_been_computed_into(freed: FreedBlocks) -> None:
