@@ -44,6 +44,25 @@ def test_the_step_that_orders_a_load_computes_its_request(opened: Open, worker: 
 
 
 @pytest.mark.usefixtures("worker")
+def test_only_the_step_after_its_first_token_is_put_off(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that sends the token has Python's lock meanwhile."""
+    from kvd.vllm import early  # which imports vLLM
+
+    pauses: list[float] = []
+    monkeypatch.setattr(early, "time", SimpleNamespace(sleep=pauses.append))
+    bench = opened()
+    bench.arrive("r", TOKENS, pulled())
+    bench.step()
+    bench.step()
+    assert tokens_of(bench, "r") == [7]
+    assert pauses == []
+    bench.run_out()
+    assert pauses == [early.ANSWER_SECONDS]
+
+
+@pytest.mark.usefixtures("worker")
 def test_others_compute_in_that_step_too(opened: Open) -> None:
     bench = opened()
     bench.arrive("beside", TOKENS[:10], None)
