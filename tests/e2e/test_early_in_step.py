@@ -59,7 +59,7 @@ def test_only_the_step_after_its_first_token_is_put_off(
     assert tokens_of(bench, "r") == [7]
     assert pauses == []
     bench.run_out()
-    assert pauses == [early.ANSWER_SECONDS]
+    assert pauses == [early.LET_GO_SECONDS]
 
 
 @pytest.mark.usefixtures("worker")

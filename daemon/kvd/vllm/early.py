@@ -52,9 +52,9 @@ _SAID_OF_NOTHING = frozenset(
 )
 """What a step says of its requests though it has none. Whatever else it says, it is not left out."""
 
-ANSWER_SECONDS = 20e-6
-"""How long the step after a first token is put off: 0.1 ms, with what the kernel adds. The thread that sends the token
-needs Python's lock for that, and would get it in the middle of the next step, 0.4 ms later."""
+LET_GO_SECONDS = 20e-6
+"""How long the step after one that used loads is put off: 0.1 ms, with what the kernel adds. The thread that sends
+their first tokens needs Python's lock for that, and would get it in the middle of the next step, 0.4 ms later."""
 
 _only_workers: weakref.WeakValueDictionary[str, WorkerHalf] = weakref.WeakValueDictionary()
 """The workers of this process that are all of their engines, by engine id."""
@@ -69,7 +69,7 @@ class UsedInStep(Protocol):
 
     @property
     def settled(self) -> Sized:
-        """Those of the step whose results were taken last."""
+        """Those of which it is known what became of them since the last step was scheduled."""
 
     def answers(self) -> list[ClaimAnswer]:
         """How claims were answered beside which loads run, as far as no worker was told."""
@@ -112,7 +112,7 @@ class EarlyScheduler(AsyncScheduler):
         else:
             worker: WorkerHalf = at_hand[0]
             if at_hand[1].settled:
-                time.sleep(ANSWER_SECONDS)
+                time.sleep(LET_GO_SECONDS)
             self._take(self._complete(*at_hand))
             self._use_in_step(*at_hand)
             output = super().schedule(*arguments, **named)

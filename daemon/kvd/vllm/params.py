@@ -226,7 +226,7 @@ def _check(read: RemotePrefill, port: str) -> None:
         wrong = f"remote_num_tokens is {short(read.tokens)}"
     elif not 0 <= read.port < 1 << 16:
         wrong = f"{port} is {short(read.port)}"
-    elif bad := [n for ids in (read.first_blocks, *read.blocks) for n in _no_blocks(ids)]:
+    elif bad := [n for ids in (read.first_blocks, *read.blocks) for n in _out_of_range(ids)]:
         wrong = f"{short(bad[0])} is no block"
     elif not all(math.isfinite(seconds) and seconds >= 0 for seconds in lease):
         wrong = f"kvd_lease_seconds is {lease[0]}, kvd_lease_opened is {lease[1]}"
@@ -234,7 +234,7 @@ def _check(read: RemotePrefill, port: str) -> None:
         raise BadParams(f"kv_transfer_params: {wrong}")
 
 
-def _no_blocks(ids: tuple[int, ...]) -> tuple[int, ...]:
-    """The least and the largest of them, where either is none."""
+def _out_of_range(ids: tuple[int, ...]) -> tuple[int, ...]:
+    """The least and the largest of them, where either is no block."""
     ends = (min(ids), max(ids)) if ids else ()
     return tuple(n for n in ends if not 0 <= n < MOST_BLOCKS)

@@ -14,7 +14,8 @@ Wire versions
        schedulers report how requests were served (`kvd.wire.outcomes`)
        decoding workers ask for checksums of KV (`kvd.wire.checksum`)
        cards bring a key for digests of prompts, pushes such a digest; misses have codes (`kvd.wire.miss`)
-       kvd tells workers of a confirmed claim where that names a generation; its answer says so (`kvd.wire.lease`)
+       kvd tells workers of a confirmed claim where that names a generation and is not alone; its answer says so
+       (`kvd.wire.lease`)
        operators ask what workers hold of their peers, and have it given up (`kvd.wire.agent`)
        schedulers ask who holds a prefix, workers whether it still did when they had read it (`kvd.wire.prefix`)
        schedulers tell which prefixes their engines hold, kvds ask each other for it (`kvd.wire.prefixes.hints`)

@@ -82,9 +82,9 @@ class LoadEnds:
     def answered(self, load: Load, answer: ClaimAnswer) -> None:
         """The claim beside which it runs was answered; where it has ended, it is reported now."""
         if answer.refused:
-            self._unanswered.refuse(load, answer.refused)
+            self._unanswered.refuse(load, answer.refused, answer.ago)
         else:
-            self._unanswered.confirm(load, answer.seconds)
+            self._unanswered.confirm(load, answer.seconds, answer.ago)
 
     def give_up(self, load: Load) -> None:
         """Nobody waits for it any more, nor for the answer on its claim."""

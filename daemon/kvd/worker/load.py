@@ -51,12 +51,15 @@ class LoadClaim:
     answered: float = 0.0
     refused: Cause | None = None
 
-    def stands(self, standing: Standing, refused: Cause | None = None) -> bool:
-        """It stands like this from now on, refused for that cause. False where `FOLLOWS` rules that out."""
+    def stands(self, standing: Standing, refused: Cause | None = None, ago: float = 0.0) -> bool:
+        """It stands like this from now on, refused for that cause. False where `FOLLOWS` rules that out.
+
+        That became known so many seconds ``ago``.
+        """
         if standing not in FOLLOWS[self.standing]:
             return False
         if self.standing is Standing.OPEN and standing is not Standing.FORGONE:
-            self.answered = time.monotonic()
+            self.answered = time.monotonic() - ago
         self.standing, self.refused = standing, refused
         return True
 

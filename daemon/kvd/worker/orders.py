@@ -108,12 +108,14 @@ class LoadOrder:
 class ClaimAnswer:
     """How the claim of an ``unanswered`` load was answered.
 
-    Confirmed: what came within ``seconds`` of the load's order may be used. ``refused``: nothing of it may.
+    Confirmed: what came within ``seconds`` of the load's order may be used. ``refused``: nothing of it may. The answer
+    came so many seconds ``ago``.
     """
 
     request_id: str
     seconds: float
     refused: Cause | None = None
+    ago: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

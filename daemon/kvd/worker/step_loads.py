@@ -93,6 +93,11 @@ class StepLoads:
             if load := self.begun.get(answer.request_id):
                 self._ends.answered(load, answer)
 
+    def over(self, load: Load) -> None:
+        """It was reported. Another request may have its name by now."""
+        if self.begun.get(load.order.request_id) is load:
+            del self.begun[load.order.request_id]
+
     def give_time(self, orders: Sequence[LoadOrder], wait: float) -> None:
         """Give pulls that have begun ``wait`` seconds to be posted."""
         until = time.monotonic() + wait

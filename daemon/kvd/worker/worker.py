@@ -201,7 +201,7 @@ class WorkerHalf:
 
     def _note(self, ended: Iterable[Load]) -> None:
         for load in ended:
-            self.loads.begun.pop(load.order.request_id, None)
+            self.loads.over(load)
             self._reporting.note(load)
 
     def _ended(self, wait: float) -> Iterator[Load]:

@@ -188,6 +188,16 @@ def test_of_any_engines_it_is_what_planning_gives_or_nothing(
         assert (copies.nbytes, copies.runs) == (other.nbytes, other.runs)
         assert (copies.selection.local == other.selection.local).all()
         assert (copies.selection.remote == other.selection.remote).all()
+        sides = [
+            RegisteredMemory(worker.regions) for worker in (local.workers[rank], remote.workers[position])
+        ]
+        rows = rows_of(plan.grids[position][0], *sides)
+        jobs = [job_of_blocks(rows, one) for one in (copies.selection, other.selection)]
+        assert (jobs[0].packed, jobs[0].tiles, jobs[0].shape) == (
+            jobs[1].packed,
+            jobs[1].tiles,
+            jobs[1].shape,
+        )
     left = leftover(plan, asked.local, asked.remote, tokens=asked.tokens, computed=asked.computed)
     assert not len(left)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -13,6 +15,7 @@ from kvd.worker import in_step
 from kvd.worker.cause import Cause, code_of
 from kvd.worker.in_step import NOT_POSTED, UNORDERED
 from kvd.worker.load import Load
+from kvd.worker.orders import ClaimAnswer
 from kvd.worker.peer_threads import PeerThreads
 from tests.kvd.worker.test_in_step import LONG, STREAM, load_of, settled, stands, used
 from tests.support.rigs.bench import GENERATION, eventually, ready
@@ -46,6 +49,32 @@ def test_one_that_is_posted_on_a_new_lane_which_orders_no_streams_is_a_miss(
     rig.faults.release(1)
     assert not stands(rig)
     assert settled(rig, "d-1") == {"d-1": UNORDERED}
+
+
+def test_one_whose_claim_is_refused_between_two_steps_does_not_stand(rig: Rig) -> None:
+    refused = Cause("another request has its blocks", "LEASE_ENDED")
+    rig.start(replace(used(), unanswered=True))
+    rig.decoder.loads.answered([ClaimAnswer("of another", 20.0), ClaimAnswer("d-1", 0.0, refused)])
+    assert not stands(rig)
+    assert settled(rig, "d-1") == {"d-1": refused}
+
+
+def test_it_is_known_since_the_answer_came_and_not_since_somebody_looked(rig: Rig) -> None:
+    rig.start(replace(used(), unanswered=True))
+    load = load_of(rig)
+    before = time.monotonic()
+    rig.decoder.loads.answered([ClaimAnswer("d-1", 20.0, ago=5.0)])
+    assert stands(rig)
+    assert load.claim.answered == pytest.approx(before - 5.0, abs=1.0)
+
+
+def test_a_load_of_the_same_name_is_left_alone_when_an_earlier_one_ends(rig: Rig) -> None:
+    rig.start(used())
+    first = load_of(rig)
+    rig.decoder.loads.begun["d-1"] = another = replace(first)
+    assert stands(rig)
+    assert settled(rig, "d-1") == {"d-1": None}
+    assert load_of(rig) is another
 
 
 def test_one_that_the_device_would_not_wait_for_is_a_miss_though_it_was_complete_before(

@@ -5,16 +5,19 @@ Nothing here waits: a question's future is looked at until it has an answer.
 
 from __future__ import annotations
 
+import functools
 import time
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import msgspec
 
 from kvd.client.errors import ClientError
 from kvd.shown import logger
-from kvd.vllm.scheduler.claim import Claim
+from kvd.vllm.scheduler.claim import Claim, LeaseHold
 from kvd.vllm.scheduler.known_peers import KnownPeers
 from kvd.vllm.vllm_types import lookahead_of
+from kvd.wire.frame import Message
 from kvd.wire.handshake import GetPeer, PeerReady
 from kvd.wire.identity import Endpoint, LeaseKey
 from kvd.wire.lease import LeaseClaim, LeaseClaimed
@@ -189,6 +192,13 @@ def ask_lease(asker: ClaimAsker, claim: Claim, now: float, extend: float) -> Non
         ),
         asker.settings.handshake_timeout,
     )
+    if claim.alone:
+        claim.lease.answer.add_done_callback(functools.partial(_came, claim.lease))
+
+
+def _came(lease: LeaseHold, _: Future[Message]) -> None:
+    """On the session's thread: nobody else looks before the next step."""
+    lease.came = time.monotonic()
 
 
 def lease_key(prefill: RemotePrefill) -> LeaseKey:

@@ -82,7 +82,8 @@ def may_begin(asker: ClaimAsker, claim: Claim) -> bool:
 def answer_on(claim: Claim) -> ClaimAnswer:
     """What the workers are told, once the claim of a load that they have begun was answered."""
     seconds = 0.0 if claim.cause else claim.lease.valid_until - claim.ordered
-    return ClaimAnswer(claim.request_id, seconds, claim.cause)
+    ago = time.monotonic() - claim.lease.came if claim.lease.came else 0.0
+    return ClaimAnswer(claim.request_id, seconds, claim.cause, ago)
 
 
 def _is_promised(prefill: RemotePrefill, now: float) -> bool:

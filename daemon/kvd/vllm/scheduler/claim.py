@@ -62,13 +62,14 @@ class LeaseHold:
     """What is known of the lease on a claim's blocks. Times are time.monotonic() seconds.
 
     ``asked`` is when kvd was asked last, 0 before that; ``answer`` is its answer while that is awaited, ``due`` when to
-    ask. Until ``valid_until`` the blocks are kept.
+    ask. Of a claim that is alone it ``came`` then. Until ``valid_until`` the blocks are kept.
     """
 
     answer: Future[Message] | None = None
     asked: float = 0.0
     due: float = 0.0
     retries: int = 0
+    came: float = 0.0
     valid_until: float = 0.0
 
 

@@ -254,9 +254,8 @@ class Claims:
         """
         seconds = self._settings.lease_seconds
         unused = []
+        self._look_at_all_beside(now)
         for claim in self._claims.values():
-            if claim.beside and claim.state is ClaimState.LOADING:
-                self._look_beside(claim, now)
             if not claim.waiting:
                 continue
             if claim.request_id in scheduled:
@@ -284,6 +283,11 @@ class Claims:
         claim.kept, claim.beside = claim.tokens, claim.pending
         claim.ordered = time.monotonic()
 
+    def _look_at_all_beside(self, now: float) -> None:
+        for claim in self._claims.values():
+            if claim.beside and claim.state is ClaimState.LOADING:
+                self._look_beside(claim, now)
+
     def _look_beside(self, claim: Claim, now: float) -> None:
         self.advance(claim, now)
         if not claim.pending:
@@ -303,10 +307,14 @@ class Claims:
 
     def new_answers(self, now: float) -> list[ClaimAnswer]:
         """Look now at all claims beside loads: `take_answered`."""
-        for claim in self._claims.values():
-            if claim.beside and claim.state is ClaimState.LOADING:
-                self._look_beside(claim, now)
+        self._look_at_all_beside(now)
         return self.take_answered()
+
+    def ask_aloud(self, claim: Claim) -> None:
+        """Claim once more: the workers are to hear of the answer after all."""
+        if claim.alone and claim.pending and claim.lease.answer is not None:
+            claim.alone = False
+            ask_lease(self._asker, claim, time.monotonic(), 0.0)
 
     def take_answered(self) -> list[ClaimAnswer]:
         """What workers are to be told of loads that began before their claims were answered. Clears it."""

@@ -110,6 +110,7 @@ class InStep:
         self._loads: WorkersLoads | None = None
         self._most_seconds = 0.0
         self._under_way = 0
+        self._idle = False
         self._not_before = 0.0
         self._known: dict[str, StepOutcomes] = {}
         """What became of loads, of which nobody was told."""
@@ -129,7 +130,7 @@ class InStep:
 
         ``busy``: others compute in it. So many before it are ``under_way``.
         """
-        self._under_way = under_way
+        self._under_way, self._idle = under_way, not busy
         self._loads = loads
         # An answer goes out while the step is scheduled that follows it; whoever is told then takes Python's lock.
         due, self._due, self.settled = self._due, self.settled, []
@@ -148,6 +149,8 @@ class InStep:
         """
         fewer = min(count, request.num_prompt_tokens - 1 - claim.computed)
         claim.in_step = fewer > 0 and self._suits(claim, request, fewer)
+        if self._idle and not claim.in_step:
+            self._claims.ask_aloud(claim)  # no step comes before which the scheduler would look
         return (fewer, False) if claim.in_step else (count, True)
 
     def waits(self, request: VllmRequest, computed: int) -> bool:

@@ -63,7 +63,8 @@ class _Sample:
 class Probing:
     """The probe of one lane, one at a time; used by the lane's thread.
 
-    ``posted`` is the time.monotonic() of the last read. ``told`` is None where nothing is to be read.
+    Any thread reads its ``rate``. ``posted`` is the time.monotonic() of the last read. ``told`` is None where nothing
+    is to be read.
     """
 
     def __init__(self, engine_id: str, told: Told | None) -> None:
@@ -92,7 +93,7 @@ class Probing:
         self._peer, self._transfers, self._now = peer, [], None
         self.posted = time.monotonic()
         self._deadline, self._measured, self._bytes = self.posted + PROBE_SECONDS, 0.0, 0
-        self._samples, self._rounds = {}, deque()
+        self._samples, self._rounds, self.rate = {}, deque(), 0.0
         try:
             for position in peer.plan.sources:
                 for copies in null_reads(peer.plan, position, selection=takes_selections(lane)):

@@ -27,7 +27,7 @@ class ReadLanes:
         self._made: list[HeldLane] = []
         self.now: Lane | None = None
         self.pace = 0.0
-        """Seconds on the device for a token, of the last load that took long enough to tell; 0 before one did."""
+        """Seconds on the device for a token, of the last load on this lane that was long enough to tell; else 0."""
         self.unclosed: Unclosed[tuple[Load, Cause | None]] = Unclosed(f"the lane to {engine_id}", activity)
 
     @property
@@ -47,7 +47,7 @@ class ReadLanes:
 
     def close(self) -> tuple[Lane, str] | None:
         """Close the lane of now. The lane and why it still stands, or None when nothing of it can land any more."""
-        lane, self.now = self.now, None
+        lane, self.now, self.pace = self.now, None, 0.0
         if lane is not None and (error := self._close(lane)):
             return lane, error
         return None

@@ -1,7 +1,8 @@
 """Loads that run beside their claim: what has ended is kept here until it is known how the claim was answered.
 
-The scheduler says so with a step. That a claim was confirmed kvd tells workers too, as soon as it knows. Why bytes that
-were read before the answer may be used after it: `kvd.vllm.scheduler.beside`.
+The scheduler says so with a step. That a claim was confirmed kvd tells workers too, as soon as it knows, unless the
+scheduler has its only worker at hand. Why bytes that were read before the answer may be used after it:
+`kvd.vllm.scheduler.beside`.
 """
 
 from __future__ import annotations
@@ -64,27 +65,32 @@ class Unanswered:
             self._ended[id(load)] = report
             return True
 
-    def confirm(self, load: Load, seconds: float) -> None:
-        """Its claim was confirmed: what came within ``seconds`` of its order may be used. The first answer counts."""
+    def confirm(self, load: Load, seconds: float, ago: float = 0.0) -> None:
+        """Its claim was confirmed: what came within ``seconds`` of its order may be used. The first answer counts.
+
+        It came so many seconds ``ago``.
+        """
         until = load.times.received + seconds
         with self._lock:
             # Whoever went by the deadline of before did so before now, so within the lease unless that is over.
             if until < time.monotonic() and not 0 < load.times.ended <= until:
                 late = f"the lease on its blocks ended {seconds:.1f} s after the load was ordered"
                 ended = Cause(f"{late}, and it was not complete", "LEASE_ENDED")
-                answered = load.claim.standing is Standing.OPEN and load.claim.stands(Standing.REFUSED, ended)
+                answered = load.claim.standing is Standing.OPEN and load.claim.stands(
+                    Standing.REFUSED, ended, ago
+                )
             else:
-                answered = load.claim.stands(Standing.CONFIRMED)
+                answered = load.claim.stands(Standing.CONFIRMED, ago=ago)
             if not answered:
                 return
             load.deadline = min(load.deadline, until)
             report = self._release(load)
         report()
 
-    def refuse(self, load: Load, cause: Cause) -> None:
+    def refuse(self, load: Load, cause: Cause, ago: float = 0.0) -> None:
         """Its claim was refused: it is a miss of which nothing may be used, once nothing of it can land any more."""
         with self._lock:
-            load.claim.stands(Standing.REFUSED, cause)
+            load.claim.stands(Standing.REFUSED, cause, ago)
             load.drop(cause)  # so that it is not posted, if it was not
             load.deadline = min(load.deadline, time.monotonic() + REFUSED_SECONDS)
             report = self._release(load)

@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from kvd.client.errors import ClientError, RefusedByDaemon, Unreachable
@@ -37,6 +38,11 @@ def begun(engine: Engine) -> tuple[Request, LoadOrder]:
 def lease(engine: Engine, answer: LeaseClaimed | ClientError, number: int = -1) -> None:
     asked = engine.script.asked(LeaseClaim)[number]
     asked.fail(answer) if isinstance(answer, ClientError) else asked.answer(answer)
+
+
+def kept(asked: LeaseClaim) -> LeaseClaimed:
+    """What kvd says of the prefiller that the claim names."""
+    return msgspec.structs.replace(KEPT, generation=asked.generation)
 
 
 def answers(engine: Engine) -> list[ClaimAnswer]:
@@ -73,6 +79,55 @@ def test_kvd_is_to_tell_the_workers_of_a_first_claim_and_they_know_it_by_its_rea
     assert (asked.message.generation, asked.message.reader) == (order.prefill.generation, order.reader)
     assert order.prefill.generation
     assert 0.0 < order.asked_before < 5.0
+
+
+class AtHand:
+    """An engine's only worker, whose loads can be used in their step if they are ``short``."""
+
+    short = True
+
+    def takes(self, *_: object) -> bool:
+        return self.short
+
+
+def at_hand(engine: Engine, *, busy: bool = False) -> AtHand:
+    worker = AtHand()
+    engine.half.in_step.at_hand(worker, busy=busy, under_way=0)  # type: ignore[arg-type]
+    return worker
+
+
+def test_nobody_else_is_told_of_the_answer_where_the_scheduler_has_its_worker_at_hand() -> None:
+    engine = Engine("d")
+    at_hand(engine)
+    request = engine.arrive(from_prefiller())
+    (asked,) = engine.script.asked(LeaseClaim)
+    assert asked.message.alone
+    assert engine.half.matched_tokens(request, 0) == (9, False)
+    engine.half.allocated(request, ([1, 2, 3],), 9)
+    lease(engine, kept(asked.message))
+    (told,) = engine.half.in_step.answers()
+    assert (told.request_id, told.refused) == ("r", None)
+    assert 0 < told.ago < 5, "it came before somebody looked"
+    assert engine.half.in_step.answers() == []
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_an_engine_without_other_work_asks_aloud_where_the_load_comes_between_steps_after_all(
+    *, busy: bool
+) -> None:
+    """It makes no step before which it would look."""
+    engine = Engine("d")
+    worker = at_hand(engine, busy=busy)
+    request = engine.arrive(from_prefiller())
+    worker.short = False
+    assert engine.half.matched_tokens(request, 0) == (10, True)
+    asked = [one.message for one in engine.script.asked(LeaseClaim)]
+    assert [one.alone for one in asked] == [True, False][: 2 - busy]
+    assert {one.reader for one in asked} == {asked[0].reader}
+    engine.half.allocated(request, ([1, 2, 3],), 10)
+    lease(engine, kept(asked[-1]))
+    (told,) = answers(engine)
+    assert told.refused is None
 
 
 def test_one_whose_claim_is_answered_by_then_needs_no_answer() -> None:
