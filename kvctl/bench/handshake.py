@@ -27,6 +27,7 @@ import msgspec
 from kvctl.engines.cards import engine_facts
 from kvctl.processes.daemons import Kvd, two_hosts
 from kvctl.processes.errors import WorkerFailed
+from kvd.client.cards import CardReader
 from kvd.client.errors import ClientError
 from kvd.client.session import KvdSession
 from kvd.geometry.codec import encode_worker
@@ -93,12 +94,13 @@ Answers = queue.Queue[tuple[ToldCard | Cause, float]]
 class Ranks:
     """The sessions of an engine's workers, and of its scheduler where it has one.
 
-    ``told`` gets what kvd tells the workers unasked.
+    ``told`` gets what kvd tells the workers unasked. ``readers`` are the workers', each with what it has read before.
     """
 
     workers: list[KvdSession]
     told: Answers
     scheduler: KvdSession | None = None
+    readers: list[CardReader] = field(default_factory=list)
 
 
 def measure(
@@ -173,7 +175,8 @@ def registered(
     ranks = Ranks([], queue.Queue())
     try:
         for number, worker in enumerate(geometry.workers):
-            card = RegisterWorker(card_of(worker, facts), parts=True)
+            card = RegisterWorker(card_of(worker, facts), parts=True, outlines=True)
+            ranks.readers.append(CardReader())
             ranks.workers.append(
                 KvdSession(_presents(card), _hears(ranks, number), directory=host.directory, name=name)
             )
@@ -201,15 +204,17 @@ def _hears(ranks: Ranks, number: int) -> Callable[[Message], Message | None]:
 
     def on_message(message: Message) -> None:
         if isinstance(message, PeerReady):
-            complete(lambda: ranks.workers[number], message, SECONDS, partial(_note, ranks.told))
+            note = partial(_note, ranks.told, ranks.readers[number])
+            complete(lambda: ranks.workers[number], message, SECONDS, note)
 
     return on_message
 
 
-def _note(answers: Answers, answer: ToldCard | Cause) -> None:
-    """A rank has its answer, and has taken it apart."""
+def _note(answers: Answers, reader: CardReader, answer: ToldCard | Cause) -> None:
+    """A rank has its answer, and has read all of it that planning and connecting take."""
     if isinstance(answer, ToldCard):
-        answer.whole  # noqa: B018 - made when it is first asked for
+        reader.geometry(answer)
+        reader.metadata(answer)
     answers.put((answer, time.perf_counter()))
 
 
@@ -232,8 +237,8 @@ def _ask(hosts: tuple[Kvd, Kvd], decoders: Ranks, prefillers: Ranks, name: str, 
     if decoders.scheduler is not None:
         decoders.scheduler.call(question, SECONDS)
     else:
-        for session in decoders.workers:
-            ask_for_peer(session, question, SECONDS, partial(_note, answers))
+        for session, reader in zip(decoders.workers, decoders.readers, strict=True):
+            ask_for_peer(session, question, SECONDS, partial(_note, answers, reader))
     found = [answers.get(timeout=2 * SECONDS) for _ in decoders.workers]
     waits.whole.append(time.perf_counter() - began)
     waits.each += [at - began for _, at in found]
@@ -254,12 +259,12 @@ def _bytes_told(session: KvdSession, question: GetPeer) -> int:
     told = first = 0
     while True:
         answer = session.call(msgspec.structs.replace(question, first=first), SECONDS).result(SECONDS)
-        if not isinstance(answer, PeerReady) or answer.part is None:
+        if not isinstance(answer, PeerReady) or (answer.part is None and answer.outline is None):
             raise WorkerFailed(f"kvd answered the benchmark's handshake with {type(answer).__name__}")
         told += len(msgspec.msgpack.encode(answer))
-        first = answer.part.next
-        if first >= answer.part.total:
+        if answer.part is None or answer.part.next >= answer.part.total:
             return told
+        first = answer.part.next
 
 
 def processor_seconds(pids: Iterable[int]) -> float:

@@ -87,14 +87,14 @@ def _connect(bench: Bench, command: JsonCommand) -> JsonResult:
         local = _engine("reader", [reader[0] if one.rank == reader[0].rank else one for one in siblings])
         topology = TransferTopology(local, reader[0].rank)
         known = {int(at): b64decode(text) for at, text in command["metadata"].items()}
-        metadata = tuple(known.get(at, b"") for at in range(len(sources)))
+        metadata = {source.rank: known.get(at, b"") for at, source in enumerate(sources)}
         remote = topology.register_card(SOURCE, "", lambda: _engine(SOURCE, sources), lambda: metadata)
         bench.mover = LoadMover(bench.backends[0], topology)
         bench.ends.callback(bench.mover.close)
         # Its own lane is its thread's; this one is for the ceilings.
         bench.lanes[0] = bench.backends[0].lane(SOURCE)
-        for at in remote.plan.sources:
-            bench.lanes[0].add(str(remote.plan.remote_ranks[at]), metadata[at])
+        for rank, exported in remote.handshake_targets.items():
+            bench.lanes[0].add(str(rank), exported)
     else:
         for at, text in command["windows"].items():
             bench.lanes[int(at)] = bench.backends[int(at)].lane("write")

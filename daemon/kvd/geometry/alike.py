@@ -70,6 +70,15 @@ def cut(document: bytes) -> tuple[bytes, bytes]:
     return (document[:at], document[at:]) if at > 0 else (document, b"")
 
 
+def placeless(head: bytes) -> bytes:
+    """The head with rank 0 and every address 0: workers of one kind have one. Raises `BadGeometry`."""
+    parsed = _parse(_HEAD, head + b"}")
+    if parsed is None:
+        raise BadGeometry(f"not the head of a geometry: {head[:80]!r}")
+    regions = tuple(Region(0, region.length, region.device) for region in parsed.regions)
+    return msgspec.json.encode(msgspec.structs.replace(parsed, rank=(0, 0, 0), regions=regions))[:-1]
+
+
 class AlikeReader:
     """Reads documents of workers, those that are alike at the cost of one. For one engine, or a few."""
 

@@ -3,6 +3,7 @@
 GeometryError            code, message with both values
 ├── BadGeometry          a description that contradicts itself (a layer outside its region, two fields of one name ...)
 ├── LayerInTwoGroups     one layer in two KV cache groups; names both
+├── NotTold              an address or metadata of a worker of which kvd told none here
 ├── UnevenShard          a size that cannot be split over so many ranks
 └── UnknownShape         a live tensor or spec of a shape that this version does not know
 """
@@ -28,6 +29,21 @@ class LayerInTwoGroups(GeometryError):
     """One layer stands in two KV cache groups."""
 
     code = "KVD-GEOMETRY-LAYER-IN-TWO-GROUPS"
+
+
+class NotTold(GeometryError):
+    """Addresses or metadata of a worker with which kvd found nothing to exchange, so that it told none."""
+
+    code = "KVD-GEOMETRY-NOT-TOLD"
+
+    def __init__(self, worker: object, what: str) -> None:
+        """``what`` was not told of the ``worker``."""
+        super().__init__(
+            f"kvd told no {what} of the peer's worker {worker}, since it found nothing to exchange with it, but a plan"
+            " needs them",
+            hint="give kvd and both engines' connectors one version; if they have, report what"
+            " `kvctl describe-topology` says of the two engines",
+        )
 
 
 class UnevenShard(GeometryError):

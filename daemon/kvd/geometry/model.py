@@ -14,6 +14,7 @@ from typing import Literal
 
 import msgspec
 
+from kvd.geometry.errors import NotTold
 from kvd.geometry.rank import Rank
 
 GroupKind = Literal["full", "sliding_window", "chunked", "mla", "mamba"]
@@ -172,6 +173,16 @@ class WorkerGeometry:
     def page_address(self, layer: Layer, block: int = 0) -> int:
         """Address of the first byte of a layer's page of ``block``."""
         return self.regions[layer.region].address + layer.offset + block * layer.stride
+
+
+@dataclass(frozen=True)
+class UntoldWorker(WorkerGeometry):
+    """A worker of which no addresses are known here, and so no regions: plans know of it, and none may use it."""
+
+    def page_address(self, layer: Layer, block: int = 0) -> int:
+        """Raises `NotTold`."""
+        del layer, block
+        raise NotTold(self.rank, "addresses")
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from kvd.geometry.rank import Rank
 from kvd.topology.errors import BlockMismatch, LayerMissing
 from kvd.topology.grid import Cells, Grid, grid_of
 from kvd.topology.reads import LayerPieces, Read, ReadShapes
-from kvd.topology.sources import CutPage, Holder, Piece, Rotation, cut_page, pieces, rotations
+from kvd.topology.sources import CutPage, Holder, Piece, Rotation, cut_page, pieces, rotations, suppliers
 
 
 @dataclass(frozen=True)
@@ -110,23 +110,40 @@ def plan_worker(
     return _plan(local, remotes, pattern.reads_at(start), cuts, pattern)
 
 
+def sources_of(
+    local: WorkerGeometry,
+    peers: Sequence[WorkerGeometry],
+    remotes: Sequence[WorkerGeometry],
+    cuts: Cuts,
+) -> tuple[int, ...]:
+    """`Plan.sources` of `plan_worker`, at a fraction of its cost. Raises as it does, but no `BlockMismatch`."""
+    supplied = _supplied(local, peers, remotes, cuts)
+    turns = {
+        (t.wanted.number, t.turn % supplied[t.wanted.number].period) for t in cuts.turns[id(local.groups)]
+    }
+    found = [suppliers(supplied[number].cut, supplied[number].taken, turn) for number, turn in turns]
+    return tuple(sorted(set().union(*found)))
+
+
 def plan_layers(
     local: WorkerGeometry,
     peers: Sequence[WorkerGeometry],
     remotes: Sequence[WorkerGeometry],
     of: Container[str] | None = None,
+    source: int | None = None,
 ) -> dict[str, Plan]:
     """`plan_worker` layer by layer: a plan for each, which together read the same bytes from the same workers.
 
     A layer that reuses another's cache has none: its bytes move with the other's. With ``of`` only these layers are
-    planned, and ``remotes`` need be no more than those that hold one of them.
+    planned, and ``remotes`` need be no more than those that hold one of them. With ``source`` only what the remote
+    worker in that position supplies is.
     """
     reads: dict[str, list[Read]] = {}
     cuts = Cuts()
     supplied = _supplied(local, peers, remotes, cuts, of)
     found = _found(cuts.turns[id(local.groups)], supplied, cuts.kinds[id(remotes)])
     for alike, parts in found.items():
-        for part in parts:
+        for part in parts if source in (None, parts[0][2].remote) else ():
             reads.setdefault(part[0].name, []).append(_read(local, remotes, alike, [part], cuts.shapes))
     return {
         name: _plan(local, remotes, reads[name], cuts, object()) for name in local.layers if name in reads

@@ -7,7 +7,7 @@ chunk of it is compiled for the decoder's blocks that begin in the chunk, with b
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import lcm
 
 from kvd.geometry.model import WorkerGeometry
@@ -50,18 +50,16 @@ def plan_push(
     if position is None:
         raise UnknownEngine(f"no worker {source} among the {len(sources)} of the prefilling engine")
     pushes: dict[str, LayerPush] = {}
-    for layer, whole in plan_layers(target, targets, sources, sources[position].layers).items():
-        reads = tuple(read for read in whole.reads if read.remote == position)
-        if not reads:
-            continue
-        first = reads[0]
-        unit = lcm(whole.block_sizes[first.group], whole.remote_block_sizes[first.remote_group])
+    supplied = plan_layers(target, targets, sources, sources[position].layers, position)
+    for layer, plan in supplied.items():
+        first = plan.reads[0]
+        unit = lcm(plan.block_sizes[first.group], plan.remote_block_sizes[first.remote_group])
         pushes[layer] = LayerPush(
             layer,
             first.group,
             first.remote_group,
             0 if first.kind == "mamba" else unit,
-            replace(whole, reads=reads, pattern=object()),
+            plan,
         )
     return pushes
 

@@ -128,6 +128,12 @@ def pieces(cut: CutPage, taken: Sequence[Rotation], turn: int) -> list[Piece]:
     return cut.made[key]
 
 
+def suppliers(cut: CutPage, taken: Sequence[Rotation], turn: int) -> set[int]:
+    """The remote workers (by position) of `pieces`."""
+    candidates = ((part, part.held[one.at(turn)]) for part, one in zip(_cells_of(cut), taken, strict=True))
+    return {cut.holders[part.candidates[holding][0]].remote for part, holding in candidates}
+
+
 def _cells_of(cut: CutPage) -> Iterable[_Cell]:
     return _all_cells(cut.group, cut.holders, cut.cuts) if cut.cells is None else cut.cells
 

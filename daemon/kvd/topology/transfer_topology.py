@@ -8,9 +8,10 @@ that never changes, and `TransferTopology.find` tells when another one has taken
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
 
+from kvd.geometry.errors import NotTold
 from kvd.geometry.model import EngineGeometry, WorkerGeometry
 from kvd.geometry.rank import Rank
 from kvd.topology.compat import block_tokens
@@ -37,11 +38,11 @@ class RemoteEngine:
         engine_id: str,
         generation: str,
         read: Callable[[], EngineGeometry],
-        read_metadata: Callable[[], tuple[bytes, ...]],
+        read_metadata: Callable[[], Mapping[Rank, bytes]],
     ) -> None:
         """For ``worker`` of ``local``. ``read`` gives the remote engine's geometry, or raises its `GeometryError`.
 
-        ``read_metadata`` gives what each of its workers exported, in the order of the geometry's workers.
+        ``read_metadata`` gives what its workers exported, as far as that was told.
         """
         self.engine_id = engine_id
         self.generation = generation
@@ -56,8 +57,8 @@ class RemoteEngine:
         self._parts: dict[tuple[Rank, frozenset[str]], Plan] = {}
 
     @cached_property
-    def metadata(self) -> tuple[bytes, ...]:
-        """What each of its workers exported, in the order of the geometry's workers."""
+    def metadata(self) -> Mapping[Rank, bytes]:
+        """What its workers exported, as far as that was told."""
         return self._read_metadata()
 
     @property
@@ -82,14 +83,14 @@ class RemoteEngine:
     def handshake_targets(self) -> dict[Rank, bytes]:
         """The workers that the local one reads anything from, with what each exported. Raises as `plan`."""
         plan = self.plan
-        return {plan.remote_ranks[position]: self.metadata[position] for position in plan.sources}
+        ranks = [plan.remote_ranks[position] for position in plan.sources]
+        return {rank: self.metadata_of(rank) for rank in ranks}
 
     def metadata_of(self, rank: Rank) -> bytes:
-        """What one of its workers exported. Raises `UnknownEngine` where there is none of that rank."""
-        for worker, metadata in zip(self.geometry.workers, self.metadata, strict=True):
-            if worker.rank == rank:
-                return metadata
-        raise UnknownEngine(f"it has no worker {rank}, it has {len(self.geometry.workers)} others")
+        """What one of its workers exported. Raises `UnknownEngine` where there is none of that rank, and `NotTold`."""
+        if rank in self.metadata:
+            return self.metadata[rank]
+        raise NotTold(self.worker(rank).rank, "metadata")
 
     def worker(self, rank: Rank) -> WorkerGeometry:
         """One of its workers. Raises `UnknownEngine` where there is none of that rank."""
@@ -202,7 +203,7 @@ class TransferTopology:
         engine_id: str,
         generation: str,
         read: Callable[[], EngineGeometry],
-        read_metadata: Callable[[], tuple[bytes, ...]] = tuple,
+        read_metadata: Callable[[], Mapping[Rank, bytes]] = dict,
     ) -> RemoteEngine:
         """`register_remote_engine` of an engine whose card is yet to be read; see `RemoteEngine`."""
         if engine_id == self.local.engine_id:

@@ -1,4 +1,4 @@
-"""A card in parts: the card of a large engine is larger than one message may be."""
+"""A card in parts, since that of a large engine is larger than one message may be; and a card in outline."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 from kvd.geometry.alike import cut
 from kvd.wire.errors import BadCard
-from kvd.wire.handshake import PART_WORKERS, CardPart, CardRow
+from kvd.wire.handshake import PART_WORKERS, CardOutline, CardPart, CardRow
 from kvd.wire.identity import EngineCard, EngineFacts, WorkerCard
 from kvd.wire.limits import MOST_RANKS
 
@@ -39,15 +39,16 @@ def part_from(card: EngineCard, first: int, limit: int = PART_BYTES) -> CardPart
             tails[tail] = len(tails)
             size += len(tail)
         size += len(head) + len(worker.metadata) + len(worker.host) + ROW_BYTES
-        rows.append(
-            CardRow(
-                worker.rank, worker.incarnation, worker.pid, worker.host, worker.backend, head, tails[tail],
-                worker.metadata,
-            )
-        )  # fmt: skip
+        rows.append(_row(worker, head, tails[tail]))
         if size >= limit:
             break
     return CardPart(first=first, total=len(card.workers), tails=tuple(tails), rows=tuple(rows))
+
+
+def outlined(card: EngineCard, shape: str, layout: bytes, partners: Iterable[int]) -> CardOutline:
+    """The card of an engine of that shape and layout, for a worker with these ``partners``, by their positions."""
+    rows = tuple(_row(card.workers[at], cut(card.workers[at].geometry)[0], 0) for at in partners)
+    return CardOutline(shape=shape, layout=layout, rows=rows)
 
 
 def card_bytes(card: EngineCard) -> int:
@@ -148,14 +149,16 @@ class Gathering:
 class ToldCard:
     """A card as kvd told it: whose it is can be seen, its workers are made when somebody first asks for them."""
 
-    def __init__(self, card: EngineCard, parts: Gathering | None = None) -> None:
-        """With ``parts`` the card's workers are there."""
-        self.engine, self.generation = card.engine, card.generation
+    def __init__(
+        self, card: EngineCard, parts: Gathering | None = None, outline: CardOutline | None = None
+    ) -> None:
+        """With ``parts`` or an ``outline`` the card's workers are there; an outline does not have all of them."""
+        self.engine, self.generation, self.outline = card.engine, card.generation, outline
         self._card, self._parts = card, parts
 
     @property
     def whole(self) -> EngineCard:
-        """The card with its workers."""
+        """The card with its workers; without any where kvd told an outline of it."""
         if (parts := self._parts) is not None:
             self._card = with_workers(self._card, parts.workers)
             self._parts = None
@@ -171,6 +174,12 @@ def with_facts_in_common(card: EngineCard) -> EngineCard:
 def with_workers(card: EngineCard, workers: Sequence[WorkerCard]) -> EngineCard:
     """The card with these workers."""
     return msgspec.structs.replace(card, workers=tuple(workers))
+
+
+def _row(worker: WorkerCard, head: bytes, tail: int) -> CardRow:
+    return CardRow(
+        worker.rank, worker.incarnation, worker.pid, worker.host, worker.backend, head, tail, worker.metadata
+    )
 
 
 def _workers(

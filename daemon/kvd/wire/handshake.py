@@ -25,7 +25,8 @@ PART_WORKERS = 1024
 class CardRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A worker in a `CardPart`: as its card, without what it shares with others.
 
-    Its geometry is ``head`` and then the part's tail of number ``tail`` (`kvd.geometry.alike`).
+    Its geometry is ``head`` and then the part's tail of number ``tail`` (`kvd.geometry.alike`). In a `CardOutline` its
+    tail is that of its kind, and ``tail`` is 0.
     """
 
     rank: Rank
@@ -55,6 +56,40 @@ class CardPart(msgspec.Struct, frozen=True, kw_only=True):
         return self.first + len(self.rows)
 
 
+class WorkerKind(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Workers of an engine that differ in nothing but rank, addresses and what their backends exported.
+
+    ``head`` and ``tail`` are the geometry of one of them, with rank 0 and every address 0.
+    """
+
+    head: Blob
+    tail: Blob
+    backend: Id
+
+
+class EngineLayout(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """All of an engine's geometry but the addresses: the ``ranks`` in the card's order, and of which kind each is.
+
+    Engines of one shape have one layout.
+    """
+
+    kinds: Annotated[tuple[WorkerKind, ...], Meta(max_length=PART_WORKERS)]
+    ranks: Annotated[tuple[Rank, ...], Meta(max_length=PART_WORKERS)]
+    of: Annotated[tuple[Count, ...], Meta(max_length=PART_WORKERS)]
+
+
+class CardOutline(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What one worker needs of a peer: of all its workers what planning needs, and ``rows`` of its partners.
+
+    Partners are the workers with which it exchanges anything. Of the others it is told neither addresses nor metadata.
+    ``layout`` is an encoded `EngineLayout`. Whoever has read one of the same ``shape`` need not read it again.
+    """
+
+    shape: Id
+    layout: Blob
+    rows: Annotated[tuple[CardRow, ...], Meta(max_length=PART_WORKERS)]
+
+
 class GetPeer(Request, tag="get_peer", frozen=True, kw_only=True):
     """A local client of engine ``local_engine`` wants peer engine ``engine_id`` behind ``endpoint``.
 
@@ -76,8 +111,8 @@ class PeerReady(Reply, tag="peer_ready", frozen=True, kw_only=True):
     """The peer's card, found compatible.
 
     Also pushed (correlation id 0) to a local engine's clients ahead of need. A scheduler's comes without the workers,
-    of which it needs nothing, and it alone gets the ``digest_key``. With a ``part`` the workers are there, and not in
-    the card.
+    of which it needs nothing, and it alone gets the ``digest_key``. With a ``part`` or an ``outline`` the workers are
+    there, and not in the card. Outlines are for workers that said that they take them.
 
     ``seconds`` is what the handshake took in kvd, 0 when it was answered from the cache.
     """
@@ -88,6 +123,7 @@ class PeerReady(Reply, tag="peer_ready", frozen=True, kw_only=True):
     seconds: Seconds = 0.0
     cached: bool = False
     part: CardPart | None = None
+    outline: CardOutline | None = None
 
 
 class PeerGone(Reply, tag="peer_gone", frozen=True, kw_only=True):

@@ -30,6 +30,8 @@ from kvd.wire.reply import Reply, Request
 class RegisterWorker(Request, tag="register_worker", frozen=True):
     """A worker presents its card. ``parts``: it takes cards of peers in parts. Answered by `Registered`.
 
+    ``outlines``: it takes cards of peers in outline (`kvd.wire.handshake.CardOutline`).
+
     ``packed``: the card's geometry is what `kvd.geometry.packing.pack` made of it. A kvd that does not know this
     refuses it with KVD-GEOMETRY-BAD, since a packed document is no JSON, and is then presented the card as it is.
 
@@ -44,6 +46,7 @@ class RegisterWorker(Request, tag="register_worker", frozen=True):
     packed: bool = False
     home: Endpoint | None = None
     locality: Locality | None = None
+    outlines: bool = False
 
 
 class OpenLease(msgspec.Struct, frozen=True):

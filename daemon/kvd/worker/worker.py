@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 
 from kvd.backends.contract import Backend, serving_threads
-from kvd.geometry.alike import AlikeReader
+from kvd.client.cards import CardReader
 from kvd.geometry.codec import encode_worker
 from kvd.geometry.model import WorkerGeometry
 from kvd.shown import logger
@@ -101,7 +101,7 @@ class WorkerHalf:
         self.topology = TransferTopology(engine_geometry(engine, geometry, siblings), geometry.rank)
         """Every remote engine that this worker knows."""
         self.tally = TransferTally()
-        self._reader = AlikeReader()  # of all peers: replicas and next generations are like those before
+        self._reader = CardReader()  # of all peers: replicas and next generations are like those before
         self._backend = backend
         self._reporting = Reporting()
         backend.register(geometry.regions)
@@ -139,7 +139,9 @@ class WorkerHalf:
         )
         stands = locality(geometry.regions)
         self._session = open_session(
-            lambda: RegisterWorker(card, parts=True, home=home_kvd(settings.home), locality=stands),
+            lambda: RegisterWorker(
+                card, parts=True, home=home_kvd(settings.home), locality=stands, outlines=True
+            ),
             self._on_message,
         )
 

@@ -38,7 +38,7 @@ def test_a_generation_registers_once_and_a_new_one_replaces_it() -> None:
 
 def test_four_ranks_that_read_from_eight_know_whom_to_connect_to() -> None:
     here = topology(4, 1)
-    metadata = tuple(f"of {rank}".encode() for rank in range(8))
+    metadata = {Rank(tp=tp): f"of {tp}".encode() for tp in range(8)}
     remote = here.register_card(
         "p", "g", lambda: engine("p", ("full", 16, None, llama(ONE)), tp=8), lambda: metadata
     )
@@ -81,7 +81,7 @@ def test_a_card_is_read_and_planned_once_however_many_threads_ask() -> None:
         reads.append(1)
         return geometry
 
-    remote = here.register_card("p", "g", read, lambda: (b"a",) * 8)
+    remote = here.register_card("p", "g", read, dict)
     assert not reads, "nobody has asked yet"
     with ThreadPoolExecutor(8) as threads:
         plans = list(threads.map(lambda _: here.remote("p").plan, range(32)))

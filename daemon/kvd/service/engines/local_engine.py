@@ -35,8 +35,8 @@ class Client(msgspec.Struct, gc=False):
     ``process`` and ``uid`` are its process and that one's user, as the kernel names them. They are 0 where the process
     is in another PID namespace, -1 where the kernel does not say. ``pid`` is what operators are told. ``size`` is what
     its card and facts take, in bytes. ``shape`` is the digest of a worker's geometry without addresses, ``content``
-    what its layers hold; ``parts``: it takes cards of peers in parts. ``digest_key`` is a scheduler's. ``ended``: it is
-    gone for certain, and not only silent.
+    what its layers hold; ``parts``, ``outlines``: it takes cards of peers so. ``digest_key`` is a scheduler's.
+    ``ended``: it is gone for certain, and not only silent.
 
     ``home`` is the kvd of its engine's scheduler if the engine is on several hosts (`kvd.wire.part`), this one being
     `HERE`. ``at`` is the kvd that a worker of such an engine is registered with, None for this one. ``locality`` is
@@ -53,6 +53,7 @@ class Client(msgspec.Struct, gc=False):
     shape: str = ""
     content: int = 0
     parts: bool = False
+    outlines: bool = False
     policy: str = ""
     digest_key: bytes = b""
     uid: int = -1

@@ -44,6 +44,7 @@ def register_worker(daemon: Daemon, caller: Caller, message: RegisterWorker) -> 
         rank=card.rank,
         card=card,
         parts=message.parts,
+        outlines=message.outlines,
         size=card_size(card, message.locality),
         home=_home(daemon, message.home),
         locality=message.locality,

@@ -14,6 +14,7 @@ from kvd.service.errors import RequestRefused
 from kvd.service.fairness.tally import Tally
 from kvd.service.peers.card_shape import CardShapes
 from kvd.service.peers.comparer.pool import Comparer, Whose
+from kvd.service.peers.exchanges import Exchanges
 from kvd.service.peers.peer_engine import PeerEngine
 from kvd.topology.findings import ONE_ID
 from kvd.wire.card_parts import text_bytes
@@ -62,6 +63,8 @@ class CompatibilityCache:
         self._shapes = CardShapes()
         self._counters = counters
         self._found: dict[ShapePair, _Finding] = {}
+        self.exchanges = Exchanges()
+        """Of the pairs that fit."""
         self._kept: Tally[Whose] = Tally()
         self._comparing: dict[ShapePair, asyncio.Task[Factors]] = {}
 
@@ -115,13 +118,15 @@ class CompatibilityCache:
                 if (known := self._known((mine, found.shape))) is not None:
                     return known
                 self._counters["handshakes.comparisons"] += 1
-                bad = await comparer.bad(local.card())
+                compared = await comparer.compare(local.card())
         except RequestRefused as refusal:
             if refusal.code == "KVD-COMPARE-LIMIT":
                 self._keep(whose, pair, (), refusal.refused)
             raise
-        self._keep(whose, (mine, found.shape), bad)
-        return bad
+        if local.shape and compared.exchange is not None:
+            self.exchanges.keep((mine, found.shape), compared.exchange)
+        self._keep(whose, (mine, found.shape), compared.bad)
+        return compared.bad
 
     def _keep(self, whose: Whose, pair: ShapePair, bad: Factors, refusal: Refused | None = None) -> None:
         """Remember a finding. Of too many the oldest goes of those whose findings take most."""

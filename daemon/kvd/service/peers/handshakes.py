@@ -14,6 +14,7 @@ from kvd.service.engines.local_engine import Client, LocalEngine
 from kvd.service.engines.registry import Registry
 from kvd.service.errors import RequestRefused
 from kvd.service.fairness.tally import Tally
+from kvd.service.peers.answering import WHOLE_BYTES, Asker, answer
 from kvd.service.peers.compatibility import CompatibilityCache, next_step, unlike
 from kvd.service.peers.fetching import Flights
 from kvd.service.peers.greetings import Greetings
@@ -32,8 +33,6 @@ MOST_WAITING = 1024
 """Most questions about peers of one client that wait: a scheduler asks once for each engine that requests name."""
 MOST_REFUSED = 4096
 """Most pairs of generations of which it is remembered that an event told their refusal."""
-WHOLE_BYTES = 60 << 20
-"""A client takes messages of 64 MiB: a larger card is told in parts only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,16 +184,8 @@ class Handshakes:
         first: int | None = None,
     ) -> PeerReady:
         """What the client of a local engine behind ``route`` is told of a peer. Raises `RequestRefused`."""
-        client = self._registry.by_route(route)
-        brief = client is not None and client is engine.scheduler
-        if first is None and not brief and peer.size > WHOLE_BYTES:
-            raise RequestRefused(
-                "KVD-TOO-LARGE",
-                f"the card of engine {peer.card.engine.engine_id!r} has {peer.size} bytes; a message has at most"
-                f" {WHOLE_BYTES}",
-                hint="ask for it in parts: give the engine a connector of this kvd's version",
-            )
-        return peer.answer(engine.facts.engine_id, endpoint, seconds, brief=brief, first=first)
+        asker = Asker(engine, self._registry.by_route(route), first)
+        return answer(peer, endpoint, asker, seconds, self._compatibility.exchanges)
 
     def known_ids(self, endpoint: Endpoint) -> tuple[str, ...]:
         """Ids of all engines behind an endpoint that are known, gone ones too: their next generation is of interest."""

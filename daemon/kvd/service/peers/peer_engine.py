@@ -11,7 +11,7 @@ import msgspec
 
 from kvd.service.engines.local_engine import briefly
 from kvd.wire.card_parts import kept_bytes, part_from, with_workers
-from kvd.wire.handshake import PeerReady
+from kvd.wire.handshake import CardOutline, PeerReady
 from kvd.wire.identity import Endpoint, EngineCard, Role
 
 PeerEngineKey = tuple[Endpoint, str]
@@ -39,8 +39,11 @@ class PeerEngine:
     size: int = 0
     uid: int | None = None
     draining: bool = False
-    _answers: OrderedDict[tuple[str, bool, bool, int | None], PeerReady] = field(default_factory=OrderedDict)
-    """By what they differ in: the local engine, if the peer was fetched just now, whether it is brief, which part."""
+    _answers: OrderedDict[tuple[str, bool, bool, bool, int | None], PeerReady] = field(
+        default_factory=OrderedDict
+    )
+    """By what they differ in: the local engine, if the peer was fetched just now, whether it is brief, whether it is
+    for outlines, which part."""
 
     def __post_init__(self) -> None:
         """``size`` is about the bytes that its card takes."""
@@ -66,17 +69,24 @@ class PeerEngine:
             self._answers.clear()
 
     def answer(
-        self, local_engine: str, endpoint: Endpoint, seconds: float, *, brief: bool, first: int | None = None
+        self,
+        local_engine: str,
+        endpoint: Endpoint,
+        seconds: float,
+        *,
+        brief: bool,
+        first: int | None = None,
+        outline: CardOutline | None = None,
     ) -> PeerReady:
         """What a client of a local engine is told of it: one object for all that are told the same.
 
         ``brief``: a scheduler needs none of the workers, and it alone gets the key. ``first``: the part from this
-        worker on, and not the whole.
+        worker on, and not the whole. With an ``outline`` that is told in its place.
         """
-        which = local_engine, seconds > 0, brief, None if brief else first
+        which = local_engine, seconds > 0, brief, outline is not None, None if brief or outline else first
         ready = self._answers.get(which)
         if ready is None:
-            whole = not brief and first is None
+            whole = not brief and first is None and outline is None
             card = msgspec.structs.replace(
                 self.card,
                 workers=self.card.workers if whole else (),
@@ -88,11 +98,11 @@ class PeerEngine:
                 endpoint=endpoint,
                 seconds=seconds,
                 cached=seconds == 0,
-                part=part_from(self.card, max(0, first or 0)) if not (brief or whole) else None,
+                part=part_from(self.card, max(0, first or 0)) if not (brief or whole or outline) else None,
             )
             if len(self._answers) > ANSWERS_KEPT:
                 self._answers.popitem(last=False)
-        return ready
+        return ready if outline is None else msgspec.structs.replace(ready, outline=outline)
 
 
 def complementary(local: Role, peer: Role) -> bool:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvd.client.cards import engine_geometry
-from kvd.geometry.alike import AlikeReader
+from kvd.client.cards import CardReader
 from kvd.geometry.errors import GeometryError
 from kvd.topology.errors import TopologyError
 from kvd.topology.transfer_topology import RemoteEngine, TransferTopology
@@ -15,16 +14,16 @@ from kvd.worker.cause import REQUEST_OVER, Cause, from_error
 from kvd.worker.load import Load
 
 
-def register(topology: TransferTopology, card: ToldCard, reader: AlikeReader) -> RemoteEngine:
+def register(topology: TransferTopology, card: ToldCard, reader: CardReader) -> RemoteEngine:
     """Register the engine of a card; what stands in it is read when it is first needed. Raises `OwnEngine`.
 
-    ``reader`` has read the geometries of earlier cards: what this one has in common with them costs nothing again.
+    ``reader`` has read earlier cards: what this one has in common with them costs nothing again.
     """
     return topology.register_card(
         card.engine.engine_id,
         card.generation,
-        lambda: engine_geometry(card.whole, reader=reader),
-        lambda: tuple(worker.metadata for worker in card.whole.workers),
+        lambda: reader.geometry(card),
+        lambda: reader.metadata(card),
     )
 
 

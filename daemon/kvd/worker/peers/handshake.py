@@ -1,4 +1,4 @@
-"""Asking kvd for a peer engine, part by part where its card is large."""
+"""Asking kvd for a peer engine, part by part where its card is large and kvd tells no outline of it."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class _Asking:
     def take(self, ready: PeerReady) -> None:
         """Take an answer, and ask on where it is not the last. Raises `BadCard` and what ``answered`` raises."""
         if ready.part is None:
-            self._answered(ToldCard(ready.peer))
+            self._answered(ToldCard(ready.peer, outline=ready.outline))
         elif self._parts.add(ready.peer.engine, ready.part):
             self._answered(ToldCard(ready.peer, self._parts))
         else:

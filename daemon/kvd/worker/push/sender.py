@@ -318,8 +318,10 @@ class Sender:
             return
         self._outgoing.workers(target.key.transfer_id, self.decoder, self._ranks)
         try:
-            self._lanes.check(target, self._peer.remote)
-            target.pushes = self._peer.remote.pushes(target.key.rank)
+            pushes = self._peer.remote.pushes(target.key.rank)
+            if pushes:  # of a worker that is sent nothing kvd told no metadata
+                self._lanes.check(target, self._peer.remote)
+            target.pushes = pushes
         except (TopologyError, BackendError) as error:
             target.close(from_error(error, f"decoder {self.decoder} does not fit"))
 

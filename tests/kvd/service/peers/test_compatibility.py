@@ -44,12 +44,12 @@ class Comparisons:
         self.shapes += 1
         return self.found
 
-    async def bad(self, _local: EngineCard) -> tuple[RefusalFactor, ...]:
+    async def compare(self, _local: EngineCard) -> Found:
         await asyncio.sleep(0)
         self.made += 1
         if self.made <= self.failures:
             raise self.error
-        return (BAD,)
+        return Found(bad=(BAD,))
 
 
 def verdicts_by(comparisons: Comparisons) -> CompatibilityCache:
@@ -208,8 +208,8 @@ def test_findings_are_remembered_by_their_bytes(monkeypatch: pytest.MonkeyPatch)
     wide = RefusalFactor("model", "m" * 499 + "\U0001f600", "n" * 499 + "\U0001f600", ok=False)
 
     class Wide(Comparisons):
-        async def bad(self, _local: EngineCard) -> tuple[RefusalFactor, ...]:
-            return (wide,) * 4
+        async def compare(self, _local: EngineCard) -> Found:
+            return Found(bad=(wide,) * 4)
 
     verdicts = verdicts_by(Wide())
 

@@ -65,8 +65,8 @@ class Fits:
     async def shape(self, _peer: EngineCard) -> Found:
         return Found(shape="shape")
 
-    async def bad(self, _local: EngineCard) -> tuple[RefusalFactor, ...]:
-        return ()
+    async def compare(self, _local: EngineCard) -> Found:
+        return Found()
 
 
 @asynccontextmanager

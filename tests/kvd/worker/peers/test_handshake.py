@@ -9,9 +9,8 @@ from typing import cast
 import msgspec
 import pytest
 
-from kvd.client.cards import engine_geometry
+from kvd.client.cards import CardReader, engine_geometry
 from kvd.geometry import alike
-from kvd.geometry.alike import AlikeReader
 from kvd.topology.transfer_topology import TransferTopology
 from kvd.wire.card_parts import ToldCard, part_from
 from kvd.wire.frame import Message
@@ -68,7 +67,7 @@ def test_what_a_card_has_in_common_with_an_earlier_one_is_not_read_again(
     card, told = asked()
     local = engine_geometry(card)
     topology = TransferTopology(replace(local, engine_id="d"), local.workers[0].rank)
-    reader = AlikeReader()
+    reader = CardReader()
     assert isinstance(told, ToldCard)
     first = register(topology, told, reader)
     assert first.geometry.workers == local.workers
@@ -76,4 +75,4 @@ def test_what_a_card_has_in_common_with_an_earlier_one_is_not_read_again(
     again = msgspec.structs.replace(card, generation="h")
     second = register(topology, ToldCard(again), reader)
     assert (second.geometry.workers, second.geometry.generation) == (local.workers, "h")
-    assert second.metadata == tuple(worker.metadata for worker in card.workers)
+    assert second.metadata == {worker.rank: worker.metadata for worker in card.workers}

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 
 from kvd.backends.contract import Transfer
 from kvd.backends.memory import MemoryLane, open_backend
-from kvd.geometry.alike import AlikeReader
+from kvd.client.cards import CardReader
 from kvd.geometry.model import EngineGeometry, WorkerGeometry
 from kvd.topology import rate as pace
 from kvd.topology.descriptors import Descriptors, Int64
@@ -308,6 +308,6 @@ def inside_null(worker: WorkerGeometry, addresses: Int64, rows: Descriptors) -> 
 
 
 def test_a_row_of_each_layer_is_read(probing: Rig) -> None:
-    remote = register(probing.decoder.topology, ToldCard(ready(probing.card).peer), AlikeReader())
+    remote = register(probing.decoder.topology, ToldCard(ready(probing.card).peer), CardReader())
     (copies,) = null_reads(remote.plan, 0, selection=False)
     assert copies.descriptors.nbytes == 2 * ELEMENTS * 2

@@ -15,7 +15,6 @@ from kvd.service.errors import RequestRefused
 from kvd.service.peers.comparer.messages import FRAME, CompareJob, CompareSides, FindShape, Found, Side
 from kvd.wire.card_parts import part_from
 from kvd.wire.identity import EngineCard
-from kvd.wire.reply import RefusalFactor
 
 END_SECONDS = 1.0
 """A process that has closed its socket has ended by then."""
@@ -74,7 +73,7 @@ class ComparerProcess:
         await self._tell(peer, local=False)
         return await self._ask(FindShape())
 
-    async def bad(self, local: EngineCard) -> tuple[RefusalFactor, ...]:
+    async def compare(self, local: EngineCard) -> Found:
         """The factors that it finds. Raises `RequestRefused` where the two cannot be compared."""
         await self._tell(local, local=True)
         found = await self._ask(CompareSides())
@@ -84,7 +83,7 @@ class ComparerProcess:
                 f"engine {local.engine.engine_id!r} and its peer cannot be compared: {found.refusal}",
                 hint="no real engine takes that: look at its card with `kvctl describe-topology`",
             )
-        return found.bad
+        return found
 
     async def end(self) -> None:
         """Kill it and see it end."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import msgspec
+from typing import Annotated
 
-from kvd.wire.handshake import CardPart
+import msgspec
+from msgspec import Meta
+
+from kvd.wire.handshake import PART_WORKERS, CardPart
 from kvd.wire.identity import EngineCard
+from kvd.wire.limits import Blob, Count
 from kvd.wire.reply import RefusalFactor
 
 CPU_SECONDS = 5.0
@@ -32,12 +36,30 @@ class CompareSides(msgspec.Struct, frozen=True, tag=True):
     """Answer with the factors that fail between the two sides."""
 
 
+Positions = Annotated[tuple[Count, ...], Meta(max_length=PART_WORKERS)]
+
+
+class Exchange(msgspec.Struct, frozen=True, gc=False):
+    """Who of two engines exchanges anything with whom, which follows from their shapes.
+
+    ``layout`` is the peer's encoded `EngineLayout`. ``partners`` are of each local worker the peer's workers, by their
+    positions in the cards.
+    """
+
+    layout: Blob
+    partners: Annotated[tuple[Positions, ...], Meta(max_length=PART_WORKERS)]
+
+
 class Found(msgspec.Struct, frozen=True, tag=True):
-    """The answer: the shape, or the factors, or why there is neither. The first of a process says that it is there."""
+    """The answer: the shape, or the factors, or why there is neither. The first of a process says that it is there.
+
+    ``exchange`` is of engines that fit, where it is small and was soon found.
+    """
 
     shape: str = ""
     bad: tuple[RefusalFactor, ...] = ()
     refusal: str = ""
+    exchange: Exchange | None = None
 
 
 CompareJob = Side | FindShape | CompareSides

@@ -19,7 +19,6 @@ from kvd.service.errors import RequestRefused
 from kvd.service.peers.comparer.handle import ComparerProcess
 from kvd.service.peers.comparer.messages import CPU_SECONDS, MEMORY_BYTES, Found
 from kvd.wire.identity import Endpoint, EngineCard
-from kvd.wire.reply import RefusalFactor
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +65,7 @@ class Comparer(Protocol):
     async def shape(self, peer: EngineCard) -> Found:
         """The peer's shape: a digest of all that decides what it fits, without its id and addresses."""
 
-    async def bad(self, local: EngineCard) -> tuple[RefusalFactor, ...]:
+    async def compare(self, local: EngineCard) -> Found:
         """The factors that fail between a local engine and the peer whose `shape` was asked for before."""
 
 

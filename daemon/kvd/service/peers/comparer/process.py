@@ -13,6 +13,7 @@ import os
 import resource
 import signal
 import socket
+import time
 
 import msgspec
 
@@ -22,6 +23,7 @@ from kvd.geometry.errors import BadGeometry, GeometryError
 from kvd.geometry.model import Axis, EngineGeometry, Field, Group, Layer, Page, Region, WorkerGeometry
 from kvd.geometry.rank import Rank
 from kvd.service.engines.shape import engine_shape
+from kvd.service.peers.comparer.exchange import EXCHANGE_SECONDS, Kinds, find_exchange
 from kvd.service.peers.comparer.messages import (
     CPU_SECONDS,
     FRAME,
@@ -56,6 +58,7 @@ class _SideRead:
     parts: Gathering = dataclasses.field(default_factory=Gathering)
     geometry: EngineGeometry | None = None
     shape: str = ""
+    kinds: Kinds = dataclasses.field(default_factory=Kinds)
 
 
 def main() -> None:
@@ -99,7 +102,9 @@ def found(job: FindShape | CompareSides, sides: dict[bool, _SideRead]) -> Found:
             return Found(shape=sides[False].shape)
         local = _read(sides[True])
         effort.refuse_large(local, peer)
+        began = time.process_time()
         factors = compat.compare(local, peer)
+        soon = time.process_time() - began < EXCHANGE_SECONDS
     except GeometryError as error:
         return Found(bad=(RefusalFactor("geometry", "readable", _short(f"not readable: {error}"), ok=False),))
     except (BadCard, TopologyError) as error:
@@ -111,7 +116,9 @@ def found(job: FindShape | CompareSides, sides: dict[bool, _SideRead]) -> Found:
         for f in factors
         if not f.ok
     ]
-    return Found(bad=tuple(bad[:MOST_FACTORS]))
+    pushes = sides[True].card.engine.role != "decode"
+    exchange = find_exchange(local, peer, sides[False].kinds, pushes=pushes) if soon and not bad else None
+    return Found(bad=tuple(bad[:MOST_FACTORS]), exchange=exchange)
 
 
 def _short(text: str) -> str:
@@ -141,6 +148,7 @@ def _read(side: _SideRead) -> EngineGeometry:
                 raise BadGeometry(f"the card says rank {worker.rank}, its geometry says {geometry.rank}")
             geometries.append(geometry)
             shapes.append((worker.backend, shape))
+            side.kinds.add(worker, geometry)
         side.shape = engine_shape(side.card.engine, shapes)
         card = with_workers(side.card, workers)
         engine = msgspec.structs.replace(card.engine, facts=card.facts)
