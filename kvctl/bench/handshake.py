@@ -176,7 +176,7 @@ def registered(
     try:
         for number, worker in enumerate(geometry.workers):
             card = RegisterWorker(card_of(worker, facts), parts=True, outlines=True)
-            ranks.readers.append(CardReader())
+            ranks.readers.append(CardReader(geometry.workers))
             ranks.workers.append(
                 KvdSession(_presents(card), _hears(ranks, number), directory=host.directory, name=name)
             )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import msgspec
 
-from kvd.geometry.alike import AlikeReader
+from kvd.geometry.alike import AlikeReader, cut
 from kvd.geometry.errors import BadGeometry
 from kvd.geometry.model import EngineGeometry, UntoldWorker, WorkerGeometry
 from kvd.geometry.rank import Rank
@@ -29,7 +30,7 @@ def engine_geometry(
     read such of other engines.
     """
     reader = reader or AlikeReader()
-    known = workers or tuple(reader.read_document(worker.geometry)[0] for worker in card.workers)
+    known = workers or tuple(reader.worker(*cut(worker.geometry)) for worker in card.workers)
     return described_engine(msgspec.structs.replace(card.engine, facts=card.facts), card.generation, known)
 
 
@@ -63,8 +64,11 @@ class CardReader:
     Any number of threads may ask.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, known: Iterable[WorkerGeometry] = ()) -> None:
+        """What cards have in common with workers that are ``known`` costs nothing: many peers are like one's own."""
         self._alike = AlikeReader()
+        for worker in known:
+            self._alike.know(worker)
         self._layouts: OrderedDict[str, _LayoutRead] = OrderedDict()
 
     def geometry(self, told: ToldCard) -> EngineGeometry:
@@ -80,7 +84,7 @@ class CardReader:
             if row.rank not in layout.places:
                 raise BadGeometry(f"a card tells of worker {row.rank}, its layout has {len(workers)} others")
             at, tail = layout.places[row.rank]
-            workers[at], _ = self._alike.read(row.head, tail)
+            workers[at] = self._alike.worker(row.head, tail)
             if workers[at].rank != row.rank:
                 raise BadGeometry(f"the card says rank {row.rank}, its geometry says {workers[at].rank}")
         facts = {**told.engine.facts, "backend": layout.backends}
@@ -112,7 +116,7 @@ class CardReader:
             )
         if max(layout.of) >= len(layout.kinds):
             raise BadGeometry(f"a layout names kind {max(layout.of)} of {len(layout.kinds)}")
-        read = [self._alike.read(kind.head, kind.tail)[0] for kind in layout.kinds]
+        read = [self._alike.worker(kind.head, kind.tail) for kind in layout.kinds]
         kinds = [read[kind] for kind in layout.of]
         return _LayoutRead(
             tuple(

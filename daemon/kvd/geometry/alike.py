@@ -13,7 +13,8 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from kvd.geometry.codec import decode_worker, shape_of
+from kvd.geometry.check import check_placed
+from kvd.geometry.codec import decode_worker, encode_worker, shape_of
 from kvd.geometry.content import content_of
 from kvd.geometry.errors import BadGeometry
 from kvd.geometry.model import Group, Region, WorkerGeometry
@@ -23,7 +24,8 @@ T = TypeVar("T")
 
 CUT = b',"pages":'
 KEPT = 256
-"""Most tails whose groups are remembered by one `AlikeReader`. Real engines have at most as many as heads."""
+"""Most kinds of worker, and most tails, that one `AlikeReader` remembers. Real engines have at most as
+many as heads."""
 KEPT_DIGESTS = 16_384
 """Most kinds of documents that a `DocumentChecker` remembers, 2 MB: those used last, one for each engine and place."""
 
@@ -53,15 +55,12 @@ class _SameButPlace(NamedTuple):
 
     format: int
     num_blocks: int
-    regions: tuple[tuple[int, str], ...]
+    lengths: tuple[int, ...]
+    devices: tuple[str, ...]
     tail: bytes
 
 
-class _TailRead(NamedTuple):
-    """The groups of a tail, found good, and the digest that all its workers' shapes begin with."""
-
-    groups: tuple[Group, ...]
-    digest: bytes
+_OF_NONE = _SameButPlace(0, 0, (), (), b"")
 
 
 def cut(document: bytes) -> tuple[bytes, bytes]:
@@ -80,35 +79,63 @@ def placeless(head: bytes) -> bytes:
 
 
 class AlikeReader:
-    """Reads documents of workers, those that are alike at the cost of one. For one engine, or a few."""
+    """Reads documents of workers, those that are alike at the cost of one. For one engine, or a few.
+
+    Workers with one tail share one tuple of groups, however many blocks they have.
+    """
 
     def __init__(self) -> None:
-        self._read: OrderedDict[_SameButPlace, _TailRead] = OrderedDict()
+        self._read: OrderedDict[_SameButPlace, tuple[Group, ...]] = OrderedDict()
+        self._digests: dict[_SameButPlace, bytes] = {}
+        self._tails: OrderedDict[tuple[int, bytes], tuple[Group, ...]] = OrderedDict()
+
+    def know(self, worker: WorkerGeometry) -> None:
+        """Those that are like this one, which was checked, need not be read."""
+        head, tail = cut(encode_worker(worker))
+        if (parsed := _parse(_HEAD, head + b"}")) is not None and tail:
+            self._remember(_alike(parsed, tail), worker.groups)
 
     def read_document(self, document: bytes) -> tuple[WorkerGeometry, str]:
         """`read` of a whole document."""
         return self.read(*cut(document))
 
     def read(self, head: bytes, tail: bytes) -> tuple[WorkerGeometry, str]:
-        """A worker's geometry and its shape, a digest of all but the addresses.
+        """`worker` and its shape, a digest of all but the addresses. Raises as that."""
+        worker, parsed, alike = self._worker(head, tail)
+        digest = self._digests.get(alike)
+        if parsed is None or (digest is None and alike not in self._read):
+            return worker, shape_of(head + tail)
+        if digest is None:
+            digest = self._digests[alike] = _digest(alike)
+        return worker, _shape(digest, parsed)
 
-        Raises `BadGeometry` (or another `GeometryError`) as `decode_worker` does.
-        """
+    def worker(self, head: bytes, tail: bytes) -> WorkerGeometry:
+        """A worker's geometry. Raises `BadGeometry` (or another `GeometryError`) as `decode_worker` does."""
+        return self._worker(head, tail)[0]
+
+    def _worker(self, head: bytes, tail: bytes) -> tuple[WorkerGeometry, _HeadDocument | None, _SameButPlace]:
         parsed = _parse(_HEAD, head + b"}") if tail else None
         if parsed is None:
-            return decode_worker(head + tail), shape_of(head + tail)
+            return decode_worker(head + tail), None, _OF_NONE
         alike = _alike(parsed, tail)
-        known = self._read.get(alike)
-        if known is None:
+        if (groups := self._read.get(alike)) is not None:
+            return WorkerGeometry(_rank(parsed), parsed.num_blocks, parsed.regions, groups), parsed, alike
+        if (groups := self._tails.get((parsed.format, tail))) is not None:
+            worker = WorkerGeometry(_rank(parsed), parsed.num_blocks, parsed.regions, groups)
+            check_placed(worker)
+        else:
             worker = decode_worker(head + tail)
             if _parse(_TAIL, b"{" + tail[1:]) is None:
-                return worker, shape_of(head + tail)
-            known = self._read[alike] = _TailRead(worker.groups, _digest(alike))
-            if len(self._read) > KEPT:
-                self._read.popitem(last=False)
-        else:
-            worker = WorkerGeometry(_rank(parsed), parsed.num_blocks, parsed.regions, known.groups)
-        return worker, _shape(known.digest, parsed)
+                return worker, parsed, alike
+        self._remember(alike, worker.groups)
+        return worker, parsed, alike
+
+    def _remember(self, alike: _SameButPlace, groups: tuple[Group, ...]) -> None:
+        self._read[alike] = self._tails[alike.format, alike.tail] = groups
+        if len(self._read) > KEPT:
+            self._digests.pop(self._read.popitem(last=False)[0], None)
+        if len(self._tails) > KEPT:
+            self._tails.popitem(last=False)
 
 
 class CheckedDocument(NamedTuple):
@@ -152,32 +179,44 @@ class PlacedShape(NamedTuple):
     shape: str
 
 
-def read_shape(head: bytes, tail: bytes) -> PlacedShape | None:
-    """What a reader would find, at the cost of a digest: pages and groups are not read, so they may be bad.
+class ShapeReader:
+    """Finds shapes of the workers of one engine, each kind at the cost of a digest."""
 
-    None for a document of another form, which only a reader understands. Raises `BadGeometry` for a rank or an address
-    that cannot be.
-    """
-    parsed = _parse(_HEAD, head + b"}") if tail else None
-    if parsed is None or _parse(_TAIL, b"{" + tail[1:]) is None:
-        return None
-    return PlacedShape(_rank(parsed), _shape(_digest(_alike(parsed, tail)), parsed))
+    def __init__(self) -> None:
+        self._digests: dict[_SameButPlace, bytes] = {}
+
+    def read(self, head: bytes, tail: bytes) -> PlacedShape | None:
+        """What an `AlikeReader` would find; pages and groups are not read, so they may be bad.
+
+        None for a document of another form, which only a reader understands. Raises `BadGeometry` for a rank or an
+        address that cannot be.
+        """
+        parsed = _parse(_HEAD, head + b"}") if tail else None
+        if parsed is None:
+            return None
+        alike = _alike(parsed, tail)
+        if (digest := self._digests.get(alike)) is None:
+            if _parse(_TAIL, b"{" + tail[1:]) is None:
+                return None
+            digest = self._digests[alike] = _digest(alike)
+        return PlacedShape(_rank(parsed), _shape(digest, parsed))
 
 
 def _alike(head: _HeadDocument, tail: bytes) -> _SameButPlace:
-    regions = tuple((r.length, r.device) for r in head.regions)
-    return _SameButPlace(head.format, head.num_blocks, regions, tail)
+    lengths, devices = tuple([r.length for r in head.regions]), tuple([r.device for r in head.regions])
+    return _SameButPlace(head.format, head.num_blocks, lengths, devices, tail)
 
 
 def _digest(alike: _SameButPlace) -> bytes:
-    return hashlib.blake2b(repr(alike[:3]).encode() + alike.tail, digest_size=16).digest()
+    head = alike.format, alike.num_blocks, tuple(zip(alike.lengths, alike.devices, strict=True))
+    return hashlib.blake2b(repr(head).encode() + alike.tail, digest_size=16).digest()
 
 
 def _rank(head: _HeadDocument) -> Rank:
     """The rank that a head says. Raises `BadGeometry` for a rank below zero and a region outside of 64 bits."""
-    if min(head.rank) < 0 or min((r.address for r in head.regions), default=0) < 0:
+    if min(head.rank) < 0 or min([r.address for r in head.regions], default=0) < 0:
         raise BadGeometry(f"a worker of rank {head.rank} has a negative rank or address")
-    if (end := max((r.address + r.length for r in head.regions), default=0)) > 1 << 64:
+    if (end := max([r.address + r.length for r in head.regions], default=0)) > 1 << 64:
         raise BadGeometry(f"a worker of rank {head.rank} has a region that ends at {end:#x}, beyond 64 bits")
     tp, pp, dcp = head.rank
     return Rank(tp=tp, pp=pp, dcp=dcp)

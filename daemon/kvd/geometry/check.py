@@ -33,6 +33,34 @@ LARGEST = (1 << 63) - 1
 def check_worker(worker: WorkerGeometry) -> None:
     """Raise `BadGeometry` or `LayerInTwoGroups` where the description cannot be true; names what and both values."""
     _check_numbers(worker)
+    _check_head(worker)
+    owner: dict[str, int] = {}
+    checked: set[int] = set()  # by identity: to compare what a peer made alike could take long
+    for position, group in enumerate(worker.groups):
+        _check_group(position, group)
+        for layer in group.layers:
+            if (other := owner.setdefault(layer.name, group.index)) != group.index:
+                raise LayerInTwoGroups(
+                    f"layer {layer.name} stands in group {other} and in group {group.index}"
+                )
+            if id(layer.page) not in checked:
+                _check_page(_named(group, layer), layer.page)
+                checked.add(id(layer.page))
+            _check_place(worker, group, layer)
+        if len(set(group.layer_names)) != len(group.layers):
+            raise BadGeometry(f"group {group.index} names a layer twice: {', '.join(group.layer_names)}")
+
+
+def check_placed(worker: WorkerGeometry) -> None:
+    """`check_worker` of one with groups that were found good for other regions and numbers of blocks."""
+    _at_most("regions", len(worker.regions), MAX_REGIONS)
+    _check_head(worker)
+    for group in worker.groups:
+        for layer in group.layers:
+            _check_place(worker, group, layer)
+
+
+def _check_head(worker: WorkerGeometry) -> None:
     if worker.num_blocks < 1:
         raise BadGeometry(f"a worker must have at least one block, this one has {worker.num_blocks}")
     if min(worker.rank.tp, worker.rank.pp, worker.rank.dcp) < 0:
@@ -40,23 +68,8 @@ def check_worker(worker: WorkerGeometry) -> None:
     for i, region in enumerate(worker.regions):
         if region.address < 0 or region.length < 1 or region.address + region.length > 1 << 64:
             raise BadGeometry(f"region {i} has address {region.address} and length {region.length}")
-        _check_texts(f"region {i}", region.device)
-    owner: dict[str, int] = {}
-    checked: set[int] = set()  # by identity: to compare what a peer made alike could take long
-    for position, group in enumerate(worker.groups):
-        _check_group(position, group)
-        for layer in group.layers:
-            where = f"layer {layer.name} (group {group.index})"
-            if (other := owner.setdefault(layer.name, group.index)) != group.index:
-                raise LayerInTwoGroups(
-                    f"layer {layer.name} stands in group {other} and in group {group.index}"
-                )
-            if id(layer.page) not in checked:
-                _check_page(where, layer.page)
-                checked.add(id(layer.page))
-            _check_place(where, worker, layer)
-        if len(set(group.layer_names)) != len(group.layers):
-            raise BadGeometry(f"group {group.index} names a layer twice: {', '.join(group.layer_names)}")
+        if len(region.device) > MAX_NAME:
+            _check_texts(f"region {i}", region.device)
 
 
 def _check_numbers(worker: WorkerGeometry) -> None:
@@ -94,8 +107,8 @@ def _check_group(position: int, group: Group) -> None:
     if group.block_size < 1:
         raise BadGeometry(f"group {group.index}: block size {group.block_size}, must be at least 1")
     _check_range(f"group {group.index}", group.block_size, group.scratch_blocks, group.window or 0)
-    for layer in group.layers:
-        _check_texts(f"group {group.index}", layer.name)
+    if group.layers:
+        _check_texts(f"group {group.index}", *group.layer_names)
     if group.scratch_blocks < 0 or (group.window is not None and group.window < 1):
         raise BadGeometry(
             f"group {group.index}: window {group.window} and {group.scratch_blocks} scratch blocks; "
@@ -103,19 +116,24 @@ def _check_group(position: int, group: Group) -> None:
         )
 
 
-def _check_place(where: str, worker: WorkerGeometry, layer: Layer) -> None:
+def _named(group: Group, layer: Layer) -> str:
+    return f"layer {layer.name} (group {group.index})"
+
+
+def _check_place(worker: WorkerGeometry, group: Group, layer: Layer) -> None:
     if not 0 <= layer.region < len(worker.regions):
-        raise BadGeometry(f"{where}: region {layer.region} of {len(worker.regions)}")
+        raise BadGeometry(f"{_named(group, layer)}: region {layer.region} of {len(worker.regions)}")
     region = worker.regions[layer.region]
-    _check_range(where, layer.offset, layer.stride, worker.num_blocks)
+    if layer.offset > LARGEST or layer.stride > LARGEST or worker.num_blocks > LARGEST:
+        _check_range(_named(group, layer), layer.offset, layer.stride, worker.num_blocks)
     if layer.offset < 0 or layer.stride < 1:
         raise BadGeometry(
-            f"{where}: offset {layer.offset} and stride {layer.stride} must not be negative or zero"
+            f"{_named(group, layer)}: offset {layer.offset} and stride {layer.stride} must not be negative or zero"
         )
     last = layer.offset + (worker.num_blocks - 1) * layer.stride + layer.page.end
     if last > region.length:
         raise BadGeometry(
-            f"{where}: block {worker.num_blocks - 1} ends at byte {last} of a region of {region.length}"
+            f"{_named(group, layer)}: block {worker.num_blocks - 1} ends at byte {last} of a region of {region.length}"
         )
 
 

@@ -101,7 +101,9 @@ class WorkerHalf:
         self.topology = TransferTopology(engine_geometry(engine, geometry, siblings), geometry.rank)
         """Every remote engine that this worker knows."""
         self.tally = TransferTally()
-        self._reader = CardReader()  # of all peers: replicas and next generations are like those before
+        self._reader = CardReader(
+            self.topology.local.workers
+        )  # of all peers: replicas and next generations are like those before
         self._backend = backend
         self._reporting = Reporting()
         backend.register(geometry.regions)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvd.geometry.alike import CUT, AlikeReader, DocumentChecker, cut, read_shape
+from kvd.geometry.alike import CUT, AlikeReader, DocumentChecker, ShapeReader, cut
 from kvd.geometry.codec import decode_worker, encode_worker, shape_of
 from kvd.geometry.content import content_of
 from kvd.geometry.errors import BadGeometry
@@ -32,7 +32,7 @@ def test_each_worker_reads_as_it_does_by_itself(made: EngineGeometry) -> None:
         assert b"".join(cut(document)) == document
         read, shape = reader.read_document(document)
         assert read == worker == decode_worker(document)
-        assert read_shape(*cut(document)) == (read.rank, shape)
+        assert ShapeReader().read(*cut(document)) == (read.rank, shape)
         assert shapes.setdefault(shape_of(document), shape) == shape
     assert len(set(shapes.values())) == len(shapes)
 
@@ -106,14 +106,14 @@ def test_a_tail_cannot_speak_over_a_head(tail: bytes) -> None:
     except BadGeometry as error:
         found = str(error)
     assert found == alone
-    assert read_shape(head, tail) is None
+    assert ShapeReader().read(head, tail) is None
 
 
 def test_a_document_of_another_form_is_read_as_a_whole() -> None:
     worker = engine("e", ("full", 16, None, llama(("a",)))).workers[0]
     other = json.dumps(json.loads(encode_worker(worker)), indent=1, sort_keys=True).encode()
     assert cut(other) == (other, b"")
-    assert read_shape(*cut(other)) is None
+    assert ShapeReader().read(*cut(other)) is None
     assert AlikeReader().read_document(other) == (worker, shape_of(other))
 
 
@@ -126,4 +126,4 @@ def test_an_address_that_cannot_be_is_refused_of_the_second_as_of_the_first(befo
     with pytest.raises(BadGeometry):
         reader.read_document(spoilt)
     with pytest.raises(BadGeometry):
-        read_shape(*cut(spoilt))
+        ShapeReader().read(*cut(spoilt))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Hashable, Iterator
 
-from kvd.geometry.alike import cut, read_shape
+from kvd.geometry.alike import ShapeReader, cut
 from kvd.geometry.errors import GeometryError
 from kvd.service.engines.shape import engine_shape
 from kvd.service.slices import Slices, paced
@@ -52,15 +52,16 @@ def _small(card: EngineCard) -> bool:
 
 def _worker_shapes(card: EngineCard) -> Iterator[tuple[str, str]]:
     """Backend and shape of each worker, up to the first that is not plain."""
+    reader = ShapeReader()
     for worker in card.workers:
-        if not (shape := _worker_shape(worker)):
+        if not (shape := _worker_shape(worker, reader)):
             return
         yield worker.backend, shape
 
 
-def _worker_shape(worker: WorkerCard) -> str:
+def _worker_shape(worker: WorkerCard, reader: ShapeReader) -> str:
     try:
-        found = read_shape(*cut(worker.geometry))
+        found = reader.read(*cut(worker.geometry))
     except GeometryError:
         return ""
     return found.shape if found is not None and found.rank == worker.rank else ""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from kvd.geometry.alike import read_shape
+from kvd.geometry.alike import PlacedShape, ShapeReader
 from kvd.service.peers.card_shape import DOCUMENT_BYTES, GEOMETRY_BYTES, CardShapes
 from kvd.service.peers.comparer import process
 from kvd.service.peers.comparer.messages import FindShape
@@ -89,11 +89,12 @@ def test_of_many_that_arrive_together_one_is_read_each_turn_and_a_long_one_in_sl
             await asyncio.sleep(0)
             turn += 1
 
-    def seen(*parts: bytes) -> object:
-        read_in.append(turn)
-        return read_shape(*parts)
+    class Seen(ShapeReader):
+        def read(self, head: bytes, tail: bytes) -> PlacedShape | None:
+            read_in.append(turn)
+            return super().read(head, tail)
 
-    monkeypatch.setattr("kvd.service.peers.card_shape.read_shape", seen)
+    monkeypatch.setattr("kvd.service.peers.card_shape.ShapeReader", Seen)
     asyncio.run(run())
     assert len(read_in) == 12
     assert len(set(read_in)) == 12, "no turn of the loop reads two"

@@ -12,7 +12,6 @@ import pytest
 
 from kvd.service.errors import RequestRefused
 from kvd.service.peers.comparer import handle, pool
-from kvd.service.peers.comparer.messages import Found
 from kvd.service.peers.comparer.pool import MOST_PROCESSES, MOST_WAITING, SUSPECTS, ComparerPool, Whose
 from kvd.wire.identity import Endpoint, EngineCard
 from tests.support.daemons import facts, worker
@@ -32,7 +31,7 @@ def test_a_process_compares_and_is_kept_and_ends_with_kvd() -> None:
             for _ in range(2):
                 async with comparers.turn(THERE) as process:
                     assert (await process.shape(card("p"))).shape
-                    assert await process.compare(card("d")) == Found()
+                    assert (await process.compare(card("d"))).bad == ()
             assert comparers._counters["handshakes.comparers_started"] == 1
         finally:
             await comparers.close()
