@@ -59,6 +59,7 @@ class _SideRead:
     geometry: EngineGeometry | None = None
     shape: str = ""
     kinds: Kinds = dataclasses.field(default_factory=Kinds)
+    reader: AlikeReader = dataclasses.field(default_factory=AlikeReader)
 
 
 def main() -> None:
@@ -100,6 +101,7 @@ def found(job: FindShape | CompareSides, sides: dict[bool, _SideRead]) -> Found:
         peer = _read(sides[False])
         if isinstance(job, FindShape):
             return Found(shape=sides[False].shape)
+        sides[True].reader = sides[False].reader  # engines that fit are alike as a rule
         local = _read(sides[True])
         effort.refuse_large(local, peer)
         began = time.process_time()
@@ -139,11 +141,11 @@ def rehearse() -> None:
 def _read(side: _SideRead) -> EngineGeometry:
     """The geometry of a side, and with it its shape."""
     if side.geometry is None:
-        reader, workers = AlikeReader(), side.parts.workers
+        workers = side.parts.workers
         geometries: list[WorkerGeometry] = []
         shapes: list[tuple[str, str]] = []
         for worker in workers:
-            geometry, shape = reader.read_document(worker.geometry)
+            geometry, shape = side.reader.read_document(worker.geometry)
             if geometry.rank != worker.rank:
                 raise BadGeometry(f"the card says rank {worker.rank}, its geometry says {geometry.rank}")
             geometries.append(geometry)
