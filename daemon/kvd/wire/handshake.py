@@ -57,9 +57,10 @@ class CardPart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerKind(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Workers of an engine that differ in nothing but rank, addresses and what their backends exported.
+    """Workers of an engine that differ in nothing but rank, memory and what their backends exported.
 
-    ``head`` and ``tail`` are the geometry of one of them, with rank 0 and every address 0.
+    ``head`` and ``tail`` are the geometry of one of them, with rank 0 and every address 0. The groups of each fit into
+    its memory.
     """
 
     head: Blob

@@ -101,9 +101,7 @@ class WorkerHalf:
         self.topology = TransferTopology(engine_geometry(engine, geometry, siblings), geometry.rank)
         """Every remote engine that this worker knows."""
         self.tally = TransferTally()
-        self._reader = CardReader(
-            self.topology.local.workers
-        )  # of all peers: replicas and next generations are like those before
+        self._reader = CardReader(self.topology.local.workers)  # of all peers: many are like one before
         self._backend = backend
         self._reporting = Reporting()
         backend.register(geometry.regions)
@@ -139,11 +137,9 @@ class WorkerHalf:
             geometry=encode_worker(geometry),
             metadata=backend.metadata(),
         )
-        stands = locality(geometry.regions)
+        home, stands = home_kvd(settings.home), locality(geometry.regions)
         self._session = open_session(
-            lambda: RegisterWorker(
-                card, parts=True, home=home_kvd(settings.home), locality=stands, outlines=True
-            ),
+            lambda: RegisterWorker(card, parts=True, home=home, locality=stands, outlines=True),
             self._on_message,
         )
 

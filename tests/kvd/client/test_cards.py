@@ -13,7 +13,7 @@ from kvd.geometry.codec import encode_worker
 from kvd.geometry.errors import BadGeometry
 from kvd.geometry.model import Region, UntoldWorker, WorkerGeometry
 from kvd.geometry.rank import Rank
-from kvd.service.peers.comparer.exchange import Kinds
+from kvd.service.peers.comparer.exchange import KindsRead
 from kvd.wire.card_parts import ToldCard, outlined
 from kvd.wire.handshake import CardOutline, EngineLayout
 from kvd.wire.identity import EngineCard
@@ -37,7 +37,7 @@ def card(workers: tuple[WorkerGeometry, ...] = P.workers) -> EngineCard:
 
 
 def outline(workers: tuple[WorkerGeometry, ...] = P.workers, shape: str = "shape") -> CardOutline:
-    whole, kinds = card(workers), Kinds()
+    whole, kinds = card(workers), KindsRead()
     for one, geometry in zip(whole.workers, workers, strict=True):
         kinds.add(one, geometry)
     return outlined(whole, shape, kinds.layout(workers), (2,))

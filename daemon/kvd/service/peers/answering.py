@@ -16,7 +16,7 @@ WHOLE_BYTES = 60 << 20
 """A client takes messages of 64 MiB: a larger card is told in parts only, or in outline."""
 
 
-class Asker(NamedTuple):
+class Addressee(NamedTuple):
     """Who is told: a client of an engine, None where it is not known. ``first`` is the part that it wants, if any."""
 
     engine: LocalEngine
@@ -25,10 +25,10 @@ class Asker(NamedTuple):
 
 
 def answer(
-    peer: PeerEngine, endpoint: Endpoint, asker: Asker, seconds: float, exchanges: Exchanges
+    peer: PeerEngine, endpoint: Endpoint, to: Addressee, seconds: float, exchanges: Exchanges
 ) -> PeerReady:
     """What it is told. Raises `RequestRefused`."""
-    engine, client, first = asker
+    engine, client, first = to
     brief = client is not None and client is engine.scheduler
     outline = None if brief or client is None or first else _outline(peer, engine, client, exchanges)
     if first is None and not brief and outline is None and peer.size > WHOLE_BYTES:

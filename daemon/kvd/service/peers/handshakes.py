@@ -14,7 +14,7 @@ from kvd.service.engines.local_engine import Client, LocalEngine
 from kvd.service.engines.registry import Registry
 from kvd.service.errors import RequestRefused
 from kvd.service.fairness.tally import Tally
-from kvd.service.peers.answering import WHOLE_BYTES, Asker, answer
+from kvd.service.peers.answering import WHOLE_BYTES, Addressee, answer
 from kvd.service.peers.compatibility import CompatibilityCache, next_step, unlike
 from kvd.service.peers.fetching import Flights
 from kvd.service.peers.greetings import Greetings
@@ -184,8 +184,8 @@ class Handshakes:
         first: int | None = None,
     ) -> PeerReady:
         """What the client of a local engine behind ``route`` is told of a peer. Raises `RequestRefused`."""
-        asker = Asker(engine, self._registry.by_route(route), first)
-        return answer(peer, endpoint, asker, seconds, self._compatibility.exchanges)
+        to = Addressee(engine, self._registry.by_route(route), first)
+        return answer(peer, endpoint, to, seconds, self._compatibility.exchanges)
 
     def known_ids(self, endpoint: Endpoint) -> tuple[str, ...]:
         """Ids of all engines behind an endpoint that are known, gone ones too: their next generation is of interest."""

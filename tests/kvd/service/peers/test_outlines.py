@@ -13,7 +13,7 @@ from kvd.geometry.codec import encode_worker
 from kvd.geometry.rank import Rank
 from kvd.service.engines.local_engine import Client, LocalEngine
 from kvd.service.peers import exchanges
-from kvd.service.peers.answering import Asker, answer
+from kvd.service.peers.answering import Addressee, answer
 from kvd.service.peers.comparer.messages import Exchange
 from kvd.service.peers.exchanges import Exchanges
 from kvd.service.peers.peer_engine import PeerEngine
@@ -123,7 +123,7 @@ def known() -> Exchanges:
 
 def test_the_whole_card_is_told_where_it_is_not_known_what_a_worker_needs() -> None:
     mine, client = local()
-    told = answer(peer(), HERE, Asker(mine, client, 0), 0.0, known())
+    told = answer(peer(), HERE, Addressee(mine, client, 0), 0.0, known())
     assert told.outline is not None
     assert (told.outline.shape, told.outline.layout) == ("there", b"layout")
     of_another_engine = local()[1]
@@ -135,7 +135,7 @@ def test_the_whole_card_is_told_where_it_is_not_known_what_a_worker_needs() -> N
         (mine, of_another_engine, peer(), known()),
         (mine, None, peer(), known()),
     ):
-        told = answer(other, HERE, Asker(engine_, asker, 0), 0.0, found)
+        told = answer(other, HERE, Addressee(engine_, asker, 0), 0.0, found)
         assert told.outline is None
         assert told.part is not None
 

@@ -14,7 +14,7 @@ from kvd.geometry.codec import encode_worker
 from kvd.geometry.errors import NotTold
 from kvd.geometry.model import EngineGeometry
 from kvd.geometry.rank import Rank
-from kvd.service.peers.comparer.exchange import Kinds, find_exchange
+from kvd.service.peers.comparer.exchange import KindsRead, find_exchange
 from kvd.topology.errors import TopologyError
 from kvd.topology.plan import Plan
 from kvd.topology.push import LayerPush
@@ -47,7 +47,7 @@ def told(
     local: EngineGeometry, remote: EngineGeometry, rank: Rank, *, pushes: bool
 ) -> tuple[RemoteEngine, RemoteEngine] | None:
     """The remote engine for a local worker: by its whole card, and in outline. None where kvd makes no outline."""
-    card, reader, kinds = card_of(remote), AlikeReader(), Kinds()
+    card, reader, kinds = card_of(remote), AlikeReader(), KindsRead()
     read = [reader.read_document(worker.geometry)[0] for worker in card.workers]
     for worker, geometry in zip(card.workers, read, strict=True):
         kinds.add(worker, geometry)
@@ -152,7 +152,7 @@ def test_partners_are_told_in_full_and_of_others_neither_address_nor_metadata(
 
 def test_a_source_that_was_not_told_is_an_error_and_never_an_address() -> None:
     local, remote = (engine(name, ("full", 16, None, llama(ONE)), tp=4) for name in ("d", "p"))
-    card, kinds = card_of(remote), Kinds()
+    card, kinds = card_of(remote), KindsRead()
     for worker, geometry in zip(card.workers, remote.workers, strict=True):
         kinds.add(worker, geometry)
     layout = kinds.layout(remote.workers)

@@ -22,22 +22,24 @@ MOST_LAYOUT = 256 << 10
 MOST_PARTNERS = 1 << 14
 """Partners of all workers of an engine together: 64 that read from 64 others have 64, or 128 with push."""
 
-Workers = Sequence[WorkerGeometry]
 
+class KindsRead:
+    """The workers of an engine by kind, as they are read: those that were read as alike share one tuple of groups.
 
-class Kinds:
-    """The workers of an engine by kind, as they are read: those that were read as alike share one tuple of groups."""
+    What memory they have decides only whether the groups fit into it, which reading has shown.
+    """
 
     def __init__(self) -> None:
-        self._first: dict[tuple[int, str], tuple[int, WorkerCard]] = {}
+        self._first: dict[tuple[int, int, str], tuple[int, WorkerCard]] = {}
         self._of: list[int] = []
 
     def add(self, worker: WorkerCard, geometry: WorkerGeometry) -> None:
         """The next worker of the card. Whoever has the geometries keeps them as long as this."""
-        kind, _ = self._first.setdefault((id(geometry.groups), worker.backend), (len(self._first), worker))
+        alike = id(geometry.groups), geometry.num_blocks, worker.backend
+        kind, _ = self._first.setdefault(alike, (len(self._first), worker))
         self._of.append(kind)
 
-    def layout(self, workers: Workers) -> bytes:
+    def layout(self, workers: Sequence[WorkerGeometry]) -> bytes:
         """The encoded layout of these ``workers``; empty where it is large, or documents are of another form."""
         kinds, size = [], 0
         for _, worker in self._first.values():
@@ -51,7 +53,7 @@ class Kinds:
 
 
 def find_exchange(
-    local: EngineGeometry, peer: EngineGeometry, kinds: Kinds, *, pushes: bool
+    local: EngineGeometry, peer: EngineGeometry, kinds: KindsRead, *, pushes: bool
 ) -> Exchange | None:
     """Who of ``local`` reads from whom of ``peer``, and with ``pushes`` writes to whom.
 
@@ -74,7 +76,12 @@ def find_exchange(
 
 
 def _gather(
-    readers: Workers, remotes: Workers, found: list[set[int]], until: float, *, written: bool
+    readers: Sequence[WorkerGeometry],
+    remotes: Sequence[WorkerGeometry],
+    found: list[set[int]],
+    until: float,
+    *,
+    written: bool,
 ) -> bool:
     """Add whom each of ``readers`` reads from. ``written``: they are the peer's, ``found`` is of the other side.
 

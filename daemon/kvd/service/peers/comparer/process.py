@@ -23,7 +23,7 @@ from kvd.geometry.errors import BadGeometry, GeometryError
 from kvd.geometry.model import Axis, EngineGeometry, Field, Group, Layer, Page, Region, WorkerGeometry
 from kvd.geometry.rank import Rank
 from kvd.service.engines.shape import engine_shape
-from kvd.service.peers.comparer.exchange import EXCHANGE_SECONDS, Kinds, find_exchange
+from kvd.service.peers.comparer.exchange import EXCHANGE_SECONDS, KindsRead, find_exchange
 from kvd.service.peers.comparer.messages import (
     CPU_SECONDS,
     FRAME,
@@ -58,7 +58,7 @@ class _SideRead:
     parts: Gathering = dataclasses.field(default_factory=Gathering)
     geometry: EngineGeometry | None = None
     shape: str = ""
-    kinds: Kinds = dataclasses.field(default_factory=Kinds)
+    kinds: KindsRead = dataclasses.field(default_factory=KindsRead)
     reader: AlikeReader = dataclasses.field(default_factory=AlikeReader)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import msgspec
 import pytest
 
@@ -91,6 +93,25 @@ def test_a_layout_holds_each_kind_of_worker_once() -> None:
     assert layout.of == tuple(at // 2 for at in range(16))
     assert [rank.tp for rank in layout.ranks] == list(range(16))
     assert all(b"4294967296" not in kind.head for kind in layout.kinds), "no address"
+
+
+def test_memory_makes_no_other_kind_but_the_number_of_blocks_does() -> None:
+    whole = mla(4)
+    regions = tuple(
+        msgspec.structs.replace(whole.workers[1].regions[0], address=1 << 45, device="cuda:1")
+        for _ in range(2)
+    )
+    workers = (
+        whole.workers[0],
+        dataclasses.replace(whole.workers[1], regions=regions),
+        dataclasses.replace(whole.workers[2], num_blocks=7),
+        whole.workers[3],
+    )
+    exchange = found(card("d", whole), card("p", dataclasses.replace(whole, workers=workers)))
+    assert exchange is not None
+    layout = msgspec.msgpack.decode(exchange.layout, type=EngineLayout)
+    assert layout.of == (0, 0, 1, 0)
+    assert [b'"num_blocks":7,' in kind.head for kind in layout.kinds] == [False, True]
 
 
 @pytest.mark.parametrize(
