@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import gc
 import json
 import multiprocessing
 import os
@@ -129,6 +130,7 @@ def ask_stock(stock: Stock, decoding: int, prefilling: int) -> None:
     """All decoding ranks ask at once, each for the ranks that it reads from."""
     each = max(1, prefilling // decoding)
     pids = [os.getpid(), stock.process.pid or 0]
+    gc.freeze()  # as with ours
     gate = threading.Barrier(decoding + 1)
     with ThreadPoolExecutor(decoding) as threads:
         futures = [
@@ -141,6 +143,7 @@ def ask_stock(stock: Stock, decoding: int, prefilling: int) -> None:
         spent, served = processor_seconds(pids), processor_seconds(pids[1:])
         begun = time.perf_counter()
         times = [future.result() for future in futures]
+    gc.unfreeze()
     stock.waits.processor.append(processor_seconds(pids) - spent)
     stock.waits.serving.append(processor_seconds(pids[1:]) - served)
     stock.waits.each += [ended - asked for asked, ended in times]
