@@ -29,7 +29,7 @@ import numpy as np
 from kvd.backends.contract import Backend
 from kvd.backends.direct import memfd as direct_memory
 from kvd.backends.registry import open_backend
-from kvd.geometry.alike import AlikeReader
+from kvd.client.cards import CardReader
 from kvd.geometry.codec import encode_worker
 from kvd.geometry.model import Axis, EngineGeometry, Field, Group, Layer, Page, Region, WorkerGeometry
 from kvd.geometry.rank import Rank
@@ -116,7 +116,7 @@ def read(kind: str, probe: bool, blocks: int, pipe: Connection) -> None:
 
     topology = TransferTopology(EngineGeometry("d", "", "m", 1, 1, 1, (geometry,)), geometry.rank)
     lane = PullThread("p", backend, topology, ended.put, probed=told if probe else None)
-    register(topology, ToldCard(EngineCard(engine=facts, generation="g", workers=(worker,))), AlikeReader())
+    register(topology, ToldCard(EngineCard(engine=facts, generation="g", workers=(worker,))), CardReader())
     lane.on_peer_changed()
     if probe and not probed.wait(SETTLE):
         raise SystemExit("the probe has not ended")

@@ -7,6 +7,7 @@ vLLM makes `Measured` a base of its worker class (`worker_extension_cls`); metho
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from benchmarks.gpu.digest import Sums, digest, span_of
@@ -23,6 +24,27 @@ def _connector() -> Any:
     return get_kv_transfer_group()
 
 
+def _watch_loads(half: Any, look: Callable[[Any], None]) -> None:
+    """Have good loads looked at before a step can use them."""
+    noted, join = half._reporting.note, half.in_step.join  # noqa: SLF001
+
+    def watched_note(load: Any) -> None:
+        """In the step that sees its end; the scheduler hears of it after that, by whichever way."""
+        if load.cause is None and not load.order.in_step:
+            look(load)
+        noted(load)
+
+    def watched_join() -> None:
+        """Before a step is queued that uses loads: what is queued on its stream from then on runs behind them."""
+        loads = list(half.in_step._begun)  # noqa: SLF001
+        join()
+        for load in loads:
+            if load.cause is None and load.dropped is None:
+                look(load)
+
+    half._reporting.note, half.in_step.join = watched_note, watched_join  # noqa: SLF001
+
+
 class Measured:
     """Methods added to vLLM's worker."""
 
@@ -34,16 +56,12 @@ class Measured:
             return False
         self._kvb_loads: list[dict[str, Any]] = []
         self._kvb_pushes: dict[str, Any] = {}
-        noted, begin = half._reporting.note, half.pushing.begin  # noqa: SLF001
+        begin = half.pushing.begin
 
-        def watched_note(load: Any) -> None:
-            """In the step that sees its end; the scheduler hears of it after that, by whichever way."""
-            at = time.monotonic()
-            if load.cause is None:
-                poisoned = getattr(self, "_kvb_poisoned", False)
-                found = _load(half.geometry, load.order, sums=self._kvb_take_sums, poisoned=poisoned)
-                self._kvb_loads.append({"at": at, **found})
-            noted(load)
+        def look(load: Any) -> None:
+            at, poisoned = time.monotonic(), getattr(self, "_kvb_poisoned", False)
+            found = _load(half.geometry, load.order, sums=self._kvb_take_sums, poisoned=poisoned)
+            self._kvb_loads.append({"at": at, **found})
 
         def watched_begin(orders: Any) -> bool:
             for step in orders.pushes:
@@ -51,7 +69,8 @@ class Measured:
                     self._kvb_pushes[step.transfer_id] = {str(g): list(b) for g, b in step.groups.items()}
             return bool(begin(orders))
 
-        half._reporting.note, half.pushing.begin = watched_note, watched_begin  # noqa: SLF001
+        half.pushing.begin = watched_begin
+        _watch_loads(half, look)
         return True
 
     def kvb_fill(self, poisoned: bool) -> int:
@@ -83,7 +102,7 @@ class Measured:
         """Whether this worker knows that engine, and its probe has ended."""
         half = _connector()._worker  # noqa: SLF001
         thread = half._peers.pull_threads.get(engine_id)  # noqa: SLF001
-        return bool(thread and thread._lanes.now and thread._probing.posted and not thread._probing.on)  # noqa: SLF001
+        return bool(thread and thread.lanes.now and thread.probing.posted and not thread.probing.on)
 
     def kvb_joined(self) -> bool:
         """Whether all layers of a block stand side by side in this worker's memory."""

@@ -20,7 +20,7 @@ from benchmarks.whole_load.child import serve
 from benchmarks.whole_load.plain import from_peer, through_host
 from kvd.backends.contract import Backend
 from kvd.backends.registry import open_backend
-from kvd.geometry.alike import AlikeReader
+from kvd.client.cards import CardReader
 from kvd.geometry.model import EngineGeometry
 from kvd.geometry.rank import Rank
 from kvd.topology.transfer_topology import TransferTopology
@@ -87,18 +87,18 @@ class Reader:
         topology = TransferTopology(EngineGeometry("d", "", "m", 1, 1, 1, (cache.geometry,)), Rank())
         thread = PullThread(name, backend, topology, ended.put)
         register(
-            topology, ToldCard(EngineCard(engine=facts, generation="g", workers=(worker,))), AlikeReader()
+            topology, ToldCard(EngineCard(engine=facts, generation="g", workers=(worker,))), CardReader()
         )
         thread.on_peer_changed()
         until = time.monotonic() + SETTLE
-        while (thread._lanes.now is None or thread._activity.now) and time.monotonic() < until:  # noqa: SLF001 - it tells nobody else
+        while (thread.lanes.now is None or thread._activity.now) and time.monotonic() < until:  # noqa: SLF001 - it tells nobody else
             time.sleep(0.01)
-        if thread._lanes.now is None:  # noqa: SLF001
+        if thread.lanes.now is None:
             raise RuntimeError("there is no lane to the peer")
         self.opened[name] = Opened(backend, cache, thread, ended)
         connected = time.perf_counter()
         # What a staged lane has mapped of a peer on its host is read by the device a while later, or never.
-        peers = getattr(thread._lanes.now, "_peers", {}).values()  # noqa: SLF001
+        peers = getattr(thread.lanes.now, "_peers", {}).values()
         near = [peer.near for peer in peers if getattr(peer, "near", None) is not None]
         for registering in [one._pins._thread for one in near]:  # noqa: SLF001
             if registering is not None:
@@ -127,7 +127,7 @@ class Reader:
     def plain(self, name: str, size: int, times: int) -> list[dict[str, float]]:
         """The driver's copy of so many bytes out of the memory that a direct lane has mapped."""
         opened = self.opened[name]
-        return from_peer(opened.thread._lanes.now, self.words, opened.cache.page, size, times)  # noqa: SLF001
+        return from_peer(opened.thread.lanes.now, self.words, opened.cache.page, size, times)
 
     def through_host(self, size: int, times: int) -> list[dict[str, float]]:
         """Plain copies to pinned memory and back."""
