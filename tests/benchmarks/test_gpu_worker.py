@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,7 +31,23 @@ def half() -> Any:
     group = Group(0, "full", 8, (Layer("layer", page, 0, 0, 16),))
     geometry = WorkerGeometry(Rank(), 4, (Region(MEMORY.ctypes.data, MEMORY.nbytes),), (group,))
     pushing = SimpleNamespace(begin=lambda _: True)
-    return SimpleNamespace(geometry=geometry, _reporting=Reporting(), pushing=pushing)
+    in_step = InStep()
+    return SimpleNamespace(geometry=geometry, _reporting=Reporting(), pushing=pushing, in_step=in_step)
+
+
+class InStep:
+    """Loads of a step that is about to be queued."""
+
+    def __init__(self) -> None:
+        self._begun: list[Load] = []
+        self.joined: list[list[Load]] = []
+
+    def join(self) -> None:
+        loads, self._begun = self._begun, []
+        self.joined.append(loads)
+        for load in loads:
+            if load.order.request_id == "not posted":
+                load.drop(Cause("not in time", "TOO_LATE"))
 
 
 def ended(name: str, cause: Cause | None = None) -> Load:
@@ -58,6 +75,25 @@ def test_a_load_is_summed_up_before_it_is_reported(monkeypatch: pytest.MonkeyPat
     assert load["sums"] == worker.kvb_sums({"0": [0, [2, 1]]}, {"0": [0, 12]})
     assert load["sums"] != worker.kvb_sums({"0": [0, [1, 2]]}, {"0": [0, 12]})
     assert worker.kvb_loads() == []
+
+
+def test_a_load_that_its_step_uses_is_summed_up_before_that_is_queued(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Behind the step a state would be another one."""
+    found = half()
+    monkeypatch.setattr(in_worker, "_connector", lambda: SimpleNamespace(_worker=found))
+    worker = in_worker.Measured()
+    assert worker.kvb_watch(sums=True)
+    loads = [replace(one, order=replace(one.order, in_step=True)) for one in map(ended, ("r", "not posted"))]
+    found.in_step._begun += loads
+    found.in_step.join()
+    assert found.in_step.joined == [loads]
+    for one in loads:
+        found._reporting.note(one)
+    (load,) = worker.kvb_loads()
+    assert load["request_id"] == "r"
+    assert load["sums"] == worker.kvb_sums({"0": [0, [2, 1]]}, {"0": [0, 12]})
 
 
 def test_blocks_of_what_is_pushed_are_kept_until_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
