@@ -131,19 +131,24 @@ def ask_stock(stock: Stock, decoding: int, prefilling: int) -> None:
     each = max(1, prefilling // decoding)
     pids = [os.getpid(), stock.process.pid or 0]
     gc.freeze()  # as with ours
-    gate = threading.Barrier(decoding + 1)
-    with ThreadPoolExecutor(decoding) as threads:
-        futures = [
-            threads.submit(
-                ask_as_a_rank, stock.port, [rank * prefilling // decoding + at for at in range(each)], gate
-            )
-            for rank in range(decoding)
-        ]
-        gate.wait()
-        spent, served = processor_seconds(pids), processor_seconds(pids[1:])
-        begun = time.perf_counter()
-        times = [future.result() for future in futures]
-    gc.unfreeze()
+    try:
+        gate = threading.Barrier(decoding + 1)
+        with ThreadPoolExecutor(decoding) as threads:
+            futures = [
+                threads.submit(
+                    ask_as_a_rank,
+                    stock.port,
+                    [rank * prefilling // decoding + at for at in range(each)],
+                    gate,
+                )
+                for rank in range(decoding)
+            ]
+            gate.wait()
+            spent, served = processor_seconds(pids), processor_seconds(pids[1:])
+            begun = time.perf_counter()
+            times = [future.result() for future in futures]
+    finally:
+        gc.unfreeze()
     stock.waits.processor.append(processor_seconds(pids) - spent)
     stock.waits.serving.append(processor_seconds(pids[1:]) - served)
     stock.waits.each += [ended - asked for asked, ended in times]

@@ -231,19 +231,21 @@ def _ask(hosts: tuple[Kvd, Kvd], decoders: Ranks, prefillers: Ranks, name: str, 
     answers: Answers = queue.Queue()
     if decoders.scheduler is not None:
         answers = decoders.told
-    gc.freeze()  # all ranks have one heap here: to look through all of it in the midst would stop them for 0.1 s
     kvds = [host.process.pid for host in hosts]
     pids = [os.getpid(), *kvds]
-    spent, served = processor_seconds(pids), processor_seconds(kvds)
-    began = time.perf_counter()
-    if decoders.scheduler is not None:
-        decoders.scheduler.call(question, SECONDS)
-    else:
-        for session, reader in zip(decoders.workers, decoders.readers, strict=True):
-            ask_for_peer(session, question, SECONDS, partial(_note, answers, reader))
-    found = [answers.get(timeout=2 * SECONDS) for _ in decoders.workers]
-    waits.whole.append(time.perf_counter() - began)
-    gc.unfreeze()
+    gc.freeze()  # all ranks have one heap here: to look through all of it in the midst would stop them for 0.1 s
+    try:
+        spent, served = processor_seconds(pids), processor_seconds(kvds)
+        began = time.perf_counter()
+        if decoders.scheduler is not None:
+            decoders.scheduler.call(question, SECONDS)
+        else:
+            for session, reader in zip(decoders.workers, decoders.readers, strict=True):
+                ask_for_peer(session, question, SECONDS, partial(_note, answers, reader))
+        found = [answers.get(timeout=2 * SECONDS) for _ in decoders.workers]
+        waits.whole.append(time.perf_counter() - began)
+    finally:
+        gc.unfreeze()
     waits.each += [at - began for _, at in found]
     waits.processor.append(processor_seconds(pids) - spent)
     waits.serving.append(processor_seconds(kvds) - served)

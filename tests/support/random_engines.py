@@ -157,11 +157,13 @@ def _counts(tensor: Tensor) -> list[int]:
             return []
 
 
-def sizes(draw: Draw, model: Sequence[Kind]) -> Sizes:
+def sizes(draw: Draw, model: Sequence[Kind], *, by_tp: bool = False) -> Sizes:
     counts = [c for kind in model for c in _counts(kind.tensor)]
     tp = draw(
         st.sampled_from([t for t in (1, 2, 3, 4, 6, 8, 12) if all(t % c == 0 or c % t == 0 for c in counts)])
     )
+    if by_tp:
+        return Sizes(tp, 1, 1, 1)
     heads = [k.tensor.heads for k in model if isinstance(k.tensor, Attention)]
     spare = [tp // h if tp % h == 0 else 1 for h in heads] or [tp]
     dcp = draw(st.sampled_from([d for d in (1, 2, 3, 4) if tp % d == 0 and all(s % d == 0 for s in spare)]))
@@ -180,9 +182,11 @@ def shapes(draw: Draw, size: Sizes) -> Shape:
     )
 
 
-def engine(draw: Draw, name: str, model: Sequence[Kind], blocks: int) -> EngineGeometry:
-    """An engine that serves ``model`` with ``blocks`` blocks on each worker."""
-    size = sizes(draw, model)
+def engine(
+    draw: Draw, name: str, model: Sequence[Kind], blocks: int, *, by_tp: bool = False
+) -> EngineGeometry:
+    """An engine that serves ``model`` with ``blocks`` blocks on each worker; ``by_tp``: it is tensor-parallel alone."""
+    size = sizes(draw, model, by_tp=by_tp)
     kinds = list(draw(st.permutations(model)))
     if draw(st.booleans()) and len(kinds[0].layers) > 1:
         # One engine may keep in two groups what the other keeps in one.
@@ -203,7 +207,9 @@ def engine(draw: Draw, name: str, model: Sequence[Kind], blocks: int) -> EngineG
                 for kind, shape in zip(kinds, chosen, strict=True)
             ]
             workers.append(_worker(rank, size, parts, arrangement, base, blocks))
-    order = draw(st.permutations(range(len(workers)))) if len(workers) < 5 else range(len(workers))
+    order = (
+        draw(st.permutations(range(len(workers)))) if len(workers) < 5 and not by_tp else range(len(workers))
+    )
     return EngineGeometry(
         engine_id=name,
         generation=f"{name}-1",

@@ -97,8 +97,9 @@ class CardReader:
         return {worker.rank: worker.metadata for worker in workers}
 
     def _layout(self, outline: CardOutline) -> _LayoutRead:
-        known = self._layouts.get(outline.shape)
-        if known is None:
+        if (known := self._layouts.get(outline.shape)) is not None:
+            self._layouts.move_to_end(outline.shape)
+        else:
             known = self._layouts[outline.shape] = self._read_layout(outline.layout)
             if len(self._layouts) > LAYOUTS_KEPT:
                 self._layouts.popitem(last=False)

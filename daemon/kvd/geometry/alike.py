@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from kvd.geometry.check import check_placed
-from kvd.geometry.codec import decode_worker, encode_worker, shape_of
+from kvd.geometry.codec import MAX_DOCUMENT, decode_worker, encode_worker, shape_of
 from kvd.geometry.content import content_of
 from kvd.geometry.errors import BadGeometry
 from kvd.geometry.model import Group, Region, WorkerGeometry
@@ -36,7 +36,7 @@ class _HeadDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: int
     rank: tuple[int, int, int]
     num_blocks: int
-    regions: tuple[Region, ...]
+    regions: tuple[tuple[int, int, str], ...]
 
 
 class _TailDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -69,13 +69,17 @@ def cut(document: bytes) -> tuple[bytes, bytes]:
     return (document[:at], document[at:]) if at > 0 else (document, b"")
 
 
-def placeless(head: bytes) -> bytes:
-    """The head with rank 0 and every address 0: workers of one kind have one. Raises `BadGeometry`."""
-    parsed = _parse(_HEAD, head + b"}")
-    if parsed is None:
-        raise BadGeometry(f"not the head of a geometry: {head[:80]!r}")
-    regions = tuple(Region(0, region.length, region.device) for region in parsed.regions)
-    return msgspec.json.encode(msgspec.structs.replace(parsed, rank=(0, 0, 0), regions=regions))[:-1]
+def kind_of(document: bytes) -> tuple[bytes, bytes] | None:
+    """The head with rank 0 and every address 0, and the tail: workers of one kind have the same two.
+
+    None for a document of another form. Such a one may say a thing twice, so its head may not be what counts.
+    """
+    head, tail = cut(document)
+    parsed = _parsed(head, tail)
+    if parsed is None or _parse(_TAIL, b"{" + tail[1:]) is None:
+        return None
+    regions = tuple([(0, length, device) for _, length, device in parsed.regions])
+    return msgspec.json.encode(msgspec.structs.replace(parsed, rank=(0, 0, 0), regions=regions))[:-1], tail
 
 
 class AlikeReader:
@@ -92,7 +96,7 @@ class AlikeReader:
     def know(self, worker: WorkerGeometry) -> None:
         """Those that are like this one, which was checked, need not be read."""
         head, tail = cut(encode_worker(worker))
-        if (parsed := _parse(_HEAD, head + b"}")) is not None and tail:
+        if (parsed := _parsed(head, tail)) is not None:
             self._remember(_alike(parsed, tail), worker.groups)
 
     def read_document(self, document: bytes) -> tuple[WorkerGeometry, str]:
@@ -114,14 +118,14 @@ class AlikeReader:
         return self._worker(head, tail)[0]
 
     def _worker(self, head: bytes, tail: bytes) -> tuple[WorkerGeometry, _HeadDocument | None, _SameButPlace]:
-        parsed = _parse(_HEAD, head + b"}") if tail else None
+        parsed = _parsed(head, tail)
         if parsed is None:
             return decode_worker(head + tail), None, _OF_NONE
         alike = _alike(parsed, tail)
         if (groups := self._read.get(alike)) is not None:
-            return WorkerGeometry(_rank(parsed), parsed.num_blocks, parsed.regions, groups), parsed, alike
+            return WorkerGeometry(_rank(parsed), parsed.num_blocks, _regions(parsed), groups), parsed, alike
         if (groups := self._tails.get((parsed.format, tail))) is not None:
-            worker = WorkerGeometry(_rank(parsed), parsed.num_blocks, parsed.regions, groups)
+            worker = WorkerGeometry(_rank(parsed), parsed.num_blocks, _regions(parsed), groups)
             check_placed(worker)
         else:
             worker = decode_worker(head + tail)
@@ -158,7 +162,7 @@ class DocumentChecker:
     def check(self, document: bytes) -> CheckedDocument:
         """What stands in it. Raises `BadGeometry` (or another `GeometryError`) as `decode_worker` does."""
         head, tail = cut(document)
-        parsed = _parse(_HEAD, head + b"}") if tail else None
+        parsed = _parsed(head, tail)
         digest = _digest(_alike(parsed, tail)) if parsed is not None else b""
         if parsed is None or digest not in self._good:
             worker = decode_worker(document)
@@ -169,7 +173,7 @@ class DocumentChecker:
             if len(self._good) > KEPT_DIGESTS:
                 self._good.popitem(last=False)
         self._good.move_to_end(digest)
-        return CheckedDocument(_rank(parsed), parsed.regions, _shape(digest, parsed), self._good[digest])
+        return CheckedDocument(_rank(parsed), _regions(parsed), _shape(digest, parsed), self._good[digest])
 
 
 class PlacedShape(NamedTuple):
@@ -191,7 +195,7 @@ class ShapeReader:
         None for a document of another form, which only a reader understands. Raises `BadGeometry` for a rank or an
         address that cannot be.
         """
-        parsed = _parse(_HEAD, head + b"}") if tail else None
+        parsed = _parsed(head, tail)
         if parsed is None:
             return None
         alike = _alike(parsed, tail)
@@ -203,7 +207,7 @@ class ShapeReader:
 
 
 def _alike(head: _HeadDocument, tail: bytes) -> _SameButPlace:
-    lengths, devices = tuple([r.length for r in head.regions]), tuple([r.device for r in head.regions])
+    lengths, devices = tuple([row[1] for row in head.regions]), tuple([row[2] for row in head.regions])
     return _SameButPlace(head.format, head.num_blocks, lengths, devices, tail)
 
 
@@ -214,16 +218,25 @@ def _digest(alike: _SameButPlace) -> bytes:
 
 def _rank(head: _HeadDocument) -> Rank:
     """The rank that a head says. Raises `BadGeometry` for a rank below zero and a region outside of 64 bits."""
-    if min(head.rank) < 0 or min([r.address for r in head.regions], default=0) < 0:
+    if min(head.rank) < 0 or min([row[0] for row in head.regions], default=0) < 0:
         raise BadGeometry(f"a worker of rank {head.rank} has a negative rank or address")
-    if (end := max([r.address + r.length for r in head.regions], default=0)) > 1 << 64:
+    if (end := max([row[0] + row[1] for row in head.regions], default=0)) > 1 << 64:
         raise BadGeometry(f"a worker of rank {head.rank} has a region that ends at {end:#x}, beyond 64 bits")
     tp, pp, dcp = head.rank
     return Rank(tp=tp, pp=pp, dcp=dcp)
 
 
+def _regions(head: _HeadDocument) -> tuple[Region, ...]:
+    return tuple([Region(*row) for row in head.regions])
+
+
 def _shape(digest: bytes, head: _HeadDocument) -> str:
     return hashlib.blake2b(digest + repr(head.rank).encode(), digest_size=16).hexdigest()
+
+
+def _parsed(head: bytes, tail: bytes) -> _HeadDocument | None:
+    """The head; None where it is of another form, has no tail, or where the two are longer than is read."""
+    return _parse(_HEAD, head + b"}") if tail and len(head) + len(tail) <= MAX_DOCUMENT else None
 
 
 def _parse(decoder: msgspec.json.Decoder[T], text: bytes) -> T | None:

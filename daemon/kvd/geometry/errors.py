@@ -41,8 +41,7 @@ class NotTold(GeometryError):
         super().__init__(
             f"kvd told no {what} of the peer's worker {worker}, since it found nothing to exchange with it, but a plan"
             " needs them",
-            hint="give kvd and both engines' connectors one version; if they have, report what"
-            " `kvctl describe-topology` says of the two engines",
+            hint="report this, with what `kvctl describe-topology` says of the two engines: no setting mends it",
         )
 
 

@@ -45,9 +45,14 @@ def part_from(card: EngineCard, first: int, limit: int = PART_BYTES) -> CardPart
     return CardPart(first=first, total=len(card.workers), tails=tuple(tails), rows=tuple(rows))
 
 
-def outlined(card: EngineCard, shape: str, layout: bytes, partners: Iterable[int]) -> CardOutline:
-    """The card of an engine of that shape and layout, for a worker with these ``partners``, by their positions."""
+def outlined(card: EngineCard, shape: str, layout: bytes, partners: Iterable[int]) -> CardOutline | None:
+    """The card of an engine of that shape and layout, for a worker with these ``partners``, by their positions.
+
+    None where it is larger than a part is.
+    """
     rows = tuple(_row(card.workers[at], cut(card.workers[at].geometry)[0], 0) for at in partners)
+    if len(layout) + sum(map(_row_bytes, rows)) > PART_BYTES:
+        return None
     return CardOutline(shape=shape, layout=layout, rows=rows)
 
 
@@ -59,8 +64,7 @@ def card_bytes(card: EngineCard) -> int:
 
 def part_bytes(part: CardPart) -> int:
     """About as many bytes as a part takes in a message."""
-    rows = sum(len(row.head) + len(row.metadata) + len(row.host) + ROW_BYTES for row in part.rows)
-    return rows + sum(map(len, part.tails)) + 4096
+    return sum(map(_row_bytes, part.rows)) + sum(map(len, part.tails)) + 4096
 
 
 def text_bytes(texts: Iterable[str]) -> int:
@@ -180,6 +184,10 @@ def _row(worker: WorkerCard, head: bytes, tail: int) -> CardRow:
     return CardRow(
         worker.rank, worker.incarnation, worker.pid, worker.host, worker.backend, head, tail, worker.metadata
     )
+
+
+def _row_bytes(row: CardRow) -> int:
+    return len(row.head) + len(row.metadata) + len(row.host) + ROW_BYTES
 
 
 def _workers(

@@ -57,10 +57,10 @@ class CardPart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerKind(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Workers of an engine that differ in nothing but rank, memory and what their backends exported.
+    """Workers of an engine with the same groups, number of blocks and backend.
 
-    ``head`` and ``tail`` are the geometry of one of them, with rank 0 and every address 0. The groups of each fit into
-    its memory.
+    They differ in rank, memory and what their backends exported. ``head`` and ``tail`` are the geometry of one of them,
+    with rank 0 and every address 0. The groups of each fit into its memory.
     """
 
     head: Blob
@@ -71,7 +71,7 @@ class WorkerKind(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class EngineLayout(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """All of an engine's geometry but the addresses: the ``ranks`` in the card's order, and of which kind each is.
 
-    Engines of one shape have one layout.
+    Engines of one shape have one layout: those whose documents are of another form have none.
     """
 
     kinds: Annotated[tuple[WorkerKind, ...], Meta(max_length=PART_WORKERS)]

@@ -40,7 +40,9 @@ def outline(workers: tuple[WorkerGeometry, ...] = P.workers, shape: str = "shape
     whole, kinds = card(workers), KindsRead()
     for one, geometry in zip(whole.workers, workers, strict=True):
         kinds.add(one, geometry)
-    return outlined(whole, shape, kinds.layout(workers), (2,))
+    made = outlined(whole, shape, kinds.layout(workers), (2,))
+    assert made is not None
+    return made
 
 
 def told(made: CardOutline) -> ToldCard:
@@ -76,12 +78,13 @@ def test_the_next_generation_and_what_is_like_one_s_own_is_not_read_again(
     assert own.geometry(told(outline(more, "another"))).workers[2] == more[2]
 
 
-def test_of_many_layouts_the_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_many_layouts_those_used_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvd.client.cards.LAYOUTS_KEPT", 3)
     reader = CardReader()
     for number in range(10):
         reader.geometry(told(outline(shape=str(number))))
-    assert list(reader._layouts) == ["7", "8", "9"]
+        reader.geometry(told(outline(shape="0")))
+    assert list(reader._layouts) == ["8", "9", "0"]
 
 
 def with_layout(**changed: object) -> CardOutline:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvd.geometry.alike import CUT, AlikeReader, DocumentChecker, ShapeReader, cut
+from kvd.geometry.alike import CUT, AlikeReader, DocumentChecker, ShapeReader, cut, kind_of
 from kvd.geometry.codec import decode_worker, encode_worker, shape_of
 from kvd.geometry.content import content_of
 from kvd.geometry.errors import BadGeometry
@@ -127,3 +127,55 @@ def test_an_address_that_cannot_be_is_refused_of_the_second_as_of_the_first(befo
         reader.read_document(spoilt)
     with pytest.raises(BadGeometry):
         ShapeReader().read(*cut(spoilt))
+
+
+GOOD = encode_worker(engine("e", ("full", 16, None, llama(("a",)))).workers[0])
+REGIONS = b'"regions":[[%d,%d,"cpu"]]' % (1 << 32, 1 << 26)
+
+
+@pytest.mark.parametrize(
+    ("regions", "good"),
+    [
+        (REGIONS, True),
+        (REGIONS.replace(b'"cpu"', b'"cuda:0"'), True),
+        (REGIONS.replace(b',"cpu"', b""), False),
+        (REGIONS.replace(b'"cpu"', b'"cpu",1'), False),
+        (REGIONS.replace(b'"cpu"', b'"%s"' % (b"x" * 600)), False),
+        (b'"regions":[]', False),
+        (REGIONS + b" " * (1 << 20), False),
+        (b'"regions":[],' + REGIONS, True),
+        (REGIONS + b',"regions":[]', False),
+    ],
+)
+def test_what_is_like_a_known_one_is_taken_where_it_would_be_by_itself(regions: bytes, good: bool) -> None:
+    assert REGIONS in GOOD
+    document = GOOD.replace(REGIONS, regions)
+    reader, checker, known = AlikeReader(), DocumentChecker(), AlikeReader()
+    reader.read_document(GOOD)
+    checker.check(GOOD)
+    known.know(decode_worker(GOOD))
+    if good:
+        one = decode_worker(document)
+        assert reader.read_document(document)[0] == known.read_document(document)[0] == one
+        assert checker.check(document).regions == one.regions
+        return
+    for read in (decode_worker, reader.read_document, known.read_document, checker.check):
+        with pytest.raises(BadGeometry):
+            read(document)
+
+
+def test_a_kind_has_neither_rank_nor_address_and_is_of_documents_of_one_form_alone() -> None:
+    made = engine("e", ("full", 16, None, llama(("a", "b"), heads=1)), tp=2)
+    first, second = map(encode_worker, made.workers)
+    found = kind_of(second)
+    assert found is not None
+    assert found == kind_of(first)
+    assert {region.address for region in decode_worker(b"".join(found)).regions} == {0}
+    for odd in (
+        first.replace(CUT, b", " + CUT[1:]),
+        first[:-1] + b',"regions":[[1,4,"cpu"]]}',
+        first[:-1] + b',"rank":[0,0,0]}',
+        first.replace(b'{"format":1,', b'{"format":1,"made_by":"x",'),
+        b"",
+    ):
+        assert kind_of(odd) is None

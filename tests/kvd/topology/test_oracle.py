@@ -28,11 +28,11 @@ THOROUGH = settings(
 
 @st.composite
 def cases(
-    draw: st.DrawFn, *, keeps: bool = False
+    draw: st.DrawFn, *, keeps: bool = False, by_tp: bool = False
 ) -> tuple[EngineGeometry, EngineGeometry, int, oracle.Request]:
-    """With ``keeps`` the remote side may still have blocks from before a window."""
+    """With ``keeps`` the remote side may still have blocks from before a window. ``by_tp`` as of `engines.engine`."""
     model = draw(engines.models())
-    local, remote = (engines.engine(draw, name, model, BLOCKS) for name in ("local", "remote"))
+    local, remote = (engines.engine(draw, name, model, BLOCKS, by_tp=by_tp) for name in ("local", "remote"))
     return (
         local,
         remote,

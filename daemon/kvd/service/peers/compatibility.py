@@ -118,14 +118,16 @@ class CompatibilityCache:
                 if (known := self._known((mine, found.shape))) is not None:
                     return known
                 self._counters["handshakes.comparisons"] += 1
+                same = (local.shape or local.generation) == mine  # it may have changed while this waited
                 compared = await comparer.compare(local.card())
         except RequestRefused as refusal:
             if refusal.code == "KVD-COMPARE-LIMIT":
                 self._keep(whose, pair, (), refusal.refused)
             raise
-        if local.shape and compared.exchange is not None:
-            self.exchanges.keep((mine, found.shape), compared.exchange)
-        self._keep(whose, (mine, found.shape), compared.bad)
+        if same and local.shape == mine and compared.exchange is not None:
+            self.exchanges.keep(whose, (mine, found.shape), compared.exchange)
+        if same:
+            self._keep(whose, (mine, found.shape), compared.bad)
         return compared.bad
 
     def _keep(self, whose: Whose, pair: ShapePair, bad: Factors, refusal: Refused | None = None) -> None:

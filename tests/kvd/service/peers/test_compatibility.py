@@ -13,7 +13,7 @@ from kvd.service.engines.local_engine import LocalEngine
 from kvd.service.errors import RequestRefused
 from kvd.service.peers import compatibility
 from kvd.service.peers.card_shape import CardShapes
-from kvd.service.peers.comparer.messages import Found
+from kvd.service.peers.comparer.messages import Exchange, Found
 from kvd.service.peers.comparer.pool import Whose
 from kvd.service.peers.compatibility import CompatibilityCache
 from kvd.service.peers.peer_engine import PeerEngine
@@ -219,3 +219,29 @@ def test_findings_are_remembered_by_their_bytes(monkeypatch: pytest.MonkeyPatch)
 
     asyncio.run(ask())
     assert len(verdicts._found) == 3  # each of 4 factors with two texts of 2,000 bytes
+
+
+def test_of_an_engine_that_changed_while_it_waited_nothing_is_kept_under_its_earlier_shape() -> None:
+    exchange = Exchange(b"layout", ((0,),))
+
+    class Changing(Comparisons):
+        """The engine has another worker by the time at which the peer's shape is known."""
+
+        async def shape(self, _peer: EngineCard) -> Found:
+            asker.shape = then
+            return await super().shape(_peer)
+
+        async def compare(self, _local: EngineCard) -> Found:
+            self.made += 1
+            return Found(exchange=exchange)
+
+    async def ask() -> None:
+        assert await verdicts.find(asker, THERE, peer()) == (False, ())
+
+    for then, kept in (("here", True), ("another", False), ("", False)):
+        comparisons, asker = Changing(), local()
+        verdicts = verdicts_by(comparisons)
+        asyncio.run(ask())
+        found = [pair for pair in (("here", "there"), (then, "there")) if pair in verdicts._found]
+        assert found == [("here", "there")] * 2 * kept
+        assert list(verdicts.exchanges._kept) == [("here", "there")] * kept

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from contextlib import ExitStack
 
 import msgspec
@@ -15,8 +16,10 @@ from kvd.service.engines.local_engine import Client, LocalEngine
 from kvd.service.peers import exchanges
 from kvd.service.peers.answering import Addressee, answer
 from kvd.service.peers.comparer.messages import Exchange
+from kvd.service.peers.comparer.pool import Whose
 from kvd.service.peers.exchanges import Exchanges
 from kvd.service.peers.peer_engine import PeerEngine
+from kvd.wire import card_parts
 from kvd.wire.card_parts import ToldCard
 from kvd.wire.frame import Message
 from kvd.wire.handshake import GetPeer, PeerReady
@@ -26,6 +29,7 @@ from tests.support.daemons import Daemon, daemons, facts, scheduler, session, wa
 from tests.support.samples import engine, llama
 
 TP = 4
+SOMEBODY = Whose(HERE, frozenset({1}))
 GEOMETRY = engine("e", ("full", 16, None, llama(("layers.0",))), tp=TP)
 
 
@@ -117,7 +121,7 @@ def peer(shape: str = "there") -> PeerEngine:
 
 def known() -> Exchanges:
     made = Exchanges()
-    made.keep(("here", "there"), Exchange(b"layout", ((0,),)))
+    made.keep(SOMEBODY, ("here", "there"), Exchange(b"layout", ((0,),)))
     return made
 
 
@@ -143,18 +147,47 @@ def test_the_whole_card_is_told_where_it_is_not_known_what_a_worker_needs() -> N
 def test_what_is_kept_is_bounded_by_its_bytes_and_what_was_asked_for_last_stays(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(exchanges, "KEPT_BYTES", 10_000)
+    monkeypatch.setattr(exchanges, "KEPT_BYTES", 15_000)
     made, card = Exchanges(), peer().card
     for number in range(100):
-        made.keep(("here", str(number)), Exchange(b"x" * 1000, ((0,),) * 20))
+        made.keep(SOMEBODY, ("here", str(number)), Exchange(b"x" * 1000, ((0,),) * 20))
         assert made.outline(("here", "0"), 0, card) is not None
     kept = [number for number in range(100) if made.outline(("here", str(number)), 0, card) is not None]
     assert kept[0] == 0
     assert kept[1:] == list(range(100 - len(kept) + 1, 100))
-    assert 5 < len(kept) <= 10
-    made.keep(
-        ("here", "0"), Exchange(b"x" * 1000, ((0,),) * 20)
-    )  # found twice, as by two comparisons at once
-    assert made._bytes == sum(map(exchanges._size, made._partners.values()))
-    assert made._layout_bytes == sum(map(len, made._layouts.values()))
+    assert 5 <= len(kept) <= 10
+    made.keep(SOMEBODY, ("here", "0"), Exchange(b"x" * 1000, ((0,),) * 20))  # as by two comparisons at once
+    assert made._sizes.total == sum(one.size for one in made._kept.values()) <= 15_000
     assert made.outline(("here", "0"), 20, card) is None, "no worker stands there"
+
+
+def test_one_users_many_pairs_push_out_nothing_of_anothers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchanges, "KEPT_BYTES", 15_000)
+    made, card = Exchanges(), peer().card
+    made.keep(SOMEBODY, ("here", "there"), Exchange(b"layout", ((0,),)))
+    for number in range(100):
+        made.keep(Whose(HERE, frozenset({7})), ("here", str(number)), Exchange(b"x" * 1000, ((0,),)))
+    assert made.outline(("here", "there"), 0, card) is not None
+    assert made.outline(("here", "0"), 0, card) is None
+
+
+def test_as_many_bytes_are_counted_as_small_pairs_take() -> None:
+    made, alike = Exchanges(), ((),)
+    tracemalloc.start()
+    try:
+        for number in range(10_000):
+            pair = f"{number % 30:032x}", f"{number // 30:032x}"
+            made.keep(SOMEBODY, pair, Exchange(b"%d" % number, alike))
+        taken = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert taken < made._sizes.total < 2 * taken
+
+
+def test_an_outline_that_is_larger_than_a_part_is_told_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, client = local()
+    assert answer(peer(), HERE, Addressee(mine, client, 0), 0.0, known()).outline is not None
+    monkeypatch.setattr(card_parts, "PART_BYTES", 100)
+    told = answer(peer(), HERE, Addressee(mine, client, 0), 0.0, known())
+    assert told.outline is None
+    assert told.part is not None

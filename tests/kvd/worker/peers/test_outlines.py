@@ -56,10 +56,9 @@ def told(
         return None
     position = [worker.rank for worker in local.workers].index(rank)
     outline = outlined(card, "shape", exchange.layout, exchange.partners[position])
-    # A worker knows the others of its pipeline stage.
-    stage = replace(local, workers=tuple(worker for worker in local.workers if worker.rank.pp == rank.pp))
+    assert outline is not None
     cards = ToldCard(card), ToldCard(replace_workers(card), outline=outline)
-    whole, sparse = (register(TransferTopology(stage, rank), one, CardReader()) for one in cards)
+    whole, sparse = (register(TransferTopology(local, rank), one, CardReader()) for one in cards)
     return whole, sparse
 
 
@@ -87,7 +86,7 @@ def written(pushes: Mapping[str, LayerPush]) -> list[tuple[object, ...]]:
 
 
 @THOROUGH
-@given(cases())
+@given(cases(by_tp=True))
 def test_of_random_engines(case: Case) -> None:
     local, remote, number, _ = case
     both = told(local, remote, local.workers[number].rank, pushes=False)
@@ -102,7 +101,7 @@ def test_of_random_engines(case: Case) -> None:
 
 
 @THOROUGH
-@given(cases())
+@given(cases(by_tp=True))
 def test_what_is_pushed_to_random_engines(case: Case) -> None:
     """The one that prefills is told of the one that decodes."""
     remote, local, number, _ = case

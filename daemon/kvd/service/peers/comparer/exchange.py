@@ -7,8 +7,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from kvd.geometry.alike import cut, placeless
+from kvd.geometry.alike import kind_of
+from kvd.geometry.errors import GeometryError
 from kvd.geometry.model import EngineGeometry, WorkerGeometry
+from kvd.geometry.rank import Rank
 from kvd.service.peers.comparer.messages import Exchange
 from kvd.topology.errors import TopologyError
 from kvd.topology.plan import Cuts, sources_of
@@ -43,11 +45,10 @@ class KindsRead:
         """The encoded layout of these ``workers``; empty where it is large, or documents are of another form."""
         kinds, size = [], 0
         for _, worker in self._first.values():
-            head, tail = cut(worker.geometry)
-            size += len(head) + len(tail)
-            if not tail or size > MOST_LAYOUT:
+            size += len(worker.geometry)
+            if size > MOST_LAYOUT or (kind := kind_of(worker.geometry)) is None:
                 return b""
-            kinds.append(WorkerKind(placeless(head), tail, worker.backend))
+            kinds.append(WorkerKind(*kind, worker.backend))
         ranks = tuple(worker.rank for worker in workers)
         return msgspec.msgpack.encode(EngineLayout(tuple(kinds), ranks, tuple(self._of)))
 
@@ -57,22 +58,36 @@ def find_exchange(
 ) -> Exchange | None:
     """Who of ``local`` reads from whom of ``peer``, and with ``pushes`` writes to whom.
 
-    None where that is more than is worth keeping, or takes too long to find. ``kinds`` are the peer's.
+    None where that is more than is worth keeping, takes too long to find, or is not certain to be what the workers
+    plan. ``kinds`` are the peer's.
     """
-    if max(len(local.workers), len(peer.workers)) > PART_WORKERS or not (
-        layout := kinds.layout(peer.workers)
-    ):
+    if max(len(local.workers), len(peer.workers)) > PART_WORKERS or not (_by_tp(local) and _by_tp(peer)):
         return None
     until = time.process_time() + EXCHANGE_SECONDS
     found = [set[int]() for _ in local.workers]
     try:
+        if not (layout := kinds.layout(peer.workers)):
+            return None
         if not _gather(local.workers, peer.workers, found, until, written=False):
             return None
         if pushes and not _gather(peer.workers, local.workers, found, until, written=True):
             return None
-    except (TopologyError, MemoryError):  # such as where a part of what the peer would read is on nobody here
-        return None
+    except (GeometryError, TopologyError, MemoryError):
+        return None  # such as where a part of what the peer would read is on nobody here
     return Exchange(layout, tuple(tuple(sorted(partners)) for partners in found))
+
+
+def _by_tp(engine: EngineGeometry) -> bool:
+    """Whether its workers differ in their tensor-parallel rank alone, and stand in its order.
+
+    Replicas share the work by their positions among all workers that a plan is made with. A worker plans with its own
+    pipeline stage, by tensor-parallel rank (`kvd.vllm.memory.tensors.sibling_geometries`). A card is ordered by
+    pipeline stage, then by decode-context rank. Only here are the two the same.
+    """
+    ranks = [worker.rank for worker in engine.workers]
+    return (engine.tp, engine.pp, engine.dcp) == (len(ranks), 1, 1) and ranks == [
+        Rank(tp=tp) for tp in range(len(ranks))
+    ]
 
 
 def _gather(

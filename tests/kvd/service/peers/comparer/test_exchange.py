@@ -7,9 +7,12 @@ import dataclasses
 import msgspec
 import pytest
 
-from kvd.geometry.codec import encode_worker
+from kvd.geometry.codec import decode_worker, encode_worker
+from kvd.geometry.errors import BadGeometry
 from kvd.geometry.model import EngineGeometry
+from kvd.geometry.rank import Rank
 from kvd.service.peers.comparer import exchange, process
+from kvd.service.peers.comparer.exchange import KindsRead, find_exchange
 from kvd.service.peers.comparer.messages import CompareSides, Exchange
 from kvd.wire.card_parts import part_from
 from kvd.wire.handshake import EngineLayout
@@ -132,6 +135,72 @@ def test_after_a_comparison_that_took_long_it_is_not_looked_for(monkeypatch: pyt
 
 def test_documents_of_another_form_make_no_layout() -> None:
     assert found(card("d", dense(4)), card("p", dense(4), spaced=True)) is None
+
+
+def changed(document: bytes, form: str) -> bytes:
+    said = msgspec.json.decode(document)
+    match form:
+        case "says its regions again":
+            return document[:-1] + b',"regions":' + msgspec.json.encode(said["regions"]) + b"}"
+        case "says more":
+            return msgspec.json.encode({"format": said.pop("format"), "made_by": "another", **said})
+        case _:
+            pages = said.pop("pages")
+            return msgspec.json.encode({**said, "pages": pages})
+
+
+@pytest.mark.parametrize("form", ["says its regions again", "says more", "has its groups first"])
+def test_a_readable_document_of_another_form_is_compared_and_its_engine_told_whole(form: str) -> None:
+    plain = card("p", dense(2))
+    odd = [msgspec.structs.replace(one, geometry=changed(one.geometry, form)) for one in plain.workers]
+    assert all(decode_worker(one.geometry) for one in odd)
+    for workers in (tuple(odd), (plain.workers[0], odd[1])):
+        assert found(card("d", dense(2)), msgspec.structs.replace(plain, workers=workers)) is None
+    assert found(card("d", dense(2)), plain) is not None
+
+
+@pytest.mark.parametrize("error", [BadGeometry("why"), MemoryError()])
+def test_no_failure_to_find_it_costs_the_verdict(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(exchange, "kind_of", fail)
+    assert found(card("d", dense(2)), card("p", dense(2))) is None
+
+
+def staged() -> EngineGeometry:
+    return engine("e", ("full", 16, None, llama(LAYERS)), stages=tuple(frozenset({name}) for name in LAYERS))
+
+
+def ranked(*ranks: Rank, tp: int = 2, pp: int = 1, dcp: int = 1) -> EngineGeometry:
+    """`mla` of two, whose workers say these ranks."""
+    workers = [dataclasses.replace(one, rank=rank) for one, rank in zip(mla(2).workers, ranks, strict=True)]
+    return dataclasses.replace(mla(2), tp=tp, pp=pp, dcp=dcp, workers=tuple(workers))
+
+
+@pytest.mark.parametrize(
+    ("side", "plain"),
+    [
+        (staged(), dense(2)),
+        (ranked(Rank(tp=0), Rank(tp=1, dcp=1)), mla(2)),
+        (ranked(Rank(tp=0), Rank(tp=0, pp=1)), mla(2)),
+        (ranked(Rank(tp=1), Rank(tp=0)), mla(2)),
+        (ranked(Rank(tp=0), Rank(tp=2)), mla(2)),
+        (ranked(Rank(tp=0), Rank(tp=1), pp=2), mla(2)),
+        (ranked(Rank(tp=0), Rank(tp=1), dcp=2), mla(2)),
+        (ranked(Rank(tp=0), Rank(tp=1), tp=4), mla(2)),
+    ],
+    ids=["two stages", "dcp", "pp", "another order", "a gap", "says pp", "says dcp", "says another tp"],
+)
+def test_of_other_than_tensor_parallel_ranks_whole_cards_are_told(
+    side: EngineGeometry, plain: EngineGeometry
+) -> None:
+    for local, peer in ((side, plain), (plain, side), (side, side)):
+        kinds = KindsRead()
+        for one, geometry in zip(card("p", peer).workers, peer.workers, strict=True):
+            kinds.add(one, geometry)
+        for pushes in (False, True):
+            assert find_exchange(local, peer, kinds, pushes=pushes) is None
 
 
 def test_a_peer_that_could_not_read_what_it_is_written_is_told_whole() -> None:
