@@ -68,7 +68,7 @@ class CardReader:
         """What cards have in common with workers that are ``known`` costs nothing: many peers are like one's own."""
         self._alike = AlikeReader()
         for worker in known:
-            self._alike.know(worker)
+            self._alike.learn(worker)
         self._layouts: OrderedDict[str, _LayoutRead] = OrderedDict()
 
     def geometry(self, told: ToldCard) -> EngineGeometry:

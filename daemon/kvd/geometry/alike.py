@@ -93,7 +93,7 @@ class AlikeReader:
         self._digests: dict[_SameButPlace, bytes] = {}
         self._tails: OrderedDict[tuple[int, bytes], tuple[Group, ...]] = OrderedDict()
 
-    def know(self, worker: WorkerGeometry) -> None:
+    def learn(self, worker: WorkerGeometry) -> None:
         """Those that are like this one, which was checked, need not be read."""
         head, tail = cut(encode_worker(worker))
         if (parsed := _parsed(head, tail)) is not None:

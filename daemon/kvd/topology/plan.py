@@ -118,9 +118,7 @@ def sources_of(
 ) -> tuple[int, ...]:
     """`Plan.sources` of `plan_worker`, at a fraction of its cost. Raises as it does, but no `BlockMismatch`."""
     supplied = _supplied(local, peers, remotes, cuts)
-    turns = {
-        (t.wanted.number, t.turn % supplied[t.wanted.number].period) for t in cuts.turns[id(local.groups)]
-    }
+    turns = {(n := t.wanted.number, t.turn % supplied[n].period) for t in cuts.turns[id(local.groups)]}
     found = [suppliers(supplied[number].cut, supplied[number].taken, turn) for number, turn in turns]
     return tuple(sorted(set().union(*found)))
 

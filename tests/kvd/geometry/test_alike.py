@@ -153,7 +153,7 @@ def test_what_is_like_a_known_one_is_taken_where_it_would_be_by_itself(regions: 
     reader, checker, known = AlikeReader(), DocumentChecker(), AlikeReader()
     reader.read_document(GOOD)
     checker.check(GOOD)
-    known.know(decode_worker(GOOD))
+    known.learn(decode_worker(GOOD))
     if good:
         one = decode_worker(document)
         assert reader.read_document(document)[0] == known.read_document(document)[0] == one

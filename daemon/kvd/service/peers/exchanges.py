@@ -23,7 +23,7 @@ ENTRY_BYTES = 400
 """About what a pair takes besides its shapes, its partners and its layout."""
 
 
-class _Kept(NamedTuple):
+class _PairFound(NamedTuple):
     """What was found of a pair, and in whose line it waited to be compared."""
 
     exchange: Exchange
@@ -35,7 +35,7 @@ class Exchanges:
     """What was found of two engines, by their shapes, local first. Those used last are kept, of everybody as much."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[tuple[str, str], _Kept] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, str], _PairFound] = OrderedDict()
         self._sizes: Tally[Whose] = Tally()
 
     def keep(self, whose: Whose, pair: tuple[str, str], found: Exchange) -> None:
@@ -45,7 +45,7 @@ class Exchanges:
         """
         if pair in self._kept:
             self._forget(pair)
-        self._kept[pair] = kept = _Kept(found, whose, _size(pair, found))
+        self._kept[pair] = kept = _PairFound(found, whose, _size(pair, found))
         self._sizes.add(whose, kept.size)
         while self._sizes.total > KEPT_BYTES:
             most = max(self._sizes.of, key=lambda one: self._sizes[one])
