@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
+from itertools import starmap
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -227,7 +228,7 @@ def _rank(head: _HeadDocument) -> Rank:
 
 
 def _regions(head: _HeadDocument) -> tuple[Region, ...]:
-    return tuple([Region(*row) for row in head.regions])
+    return tuple(starmap(Region, head.regions))
 
 
 def _shape(digest: bytes, head: _HeadDocument) -> str:
