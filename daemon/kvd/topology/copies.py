@@ -125,20 +125,20 @@ def straight_copies(
     given: list[tuple[Read, GivenBlocks]] = []
     nbytes = 0
     for read in plan.straight:
-        met = _met(plan, read, local[read.group], remote, tokens)
-        if met is None or not (
-            _all_below(met[0], grid.local_blocks) and _all_below(met[1], grid.remote_blocks)
+        pair = _paired_ids(plan, read, local[read.group], remote, tokens)
+        if pair is None or not (
+            _all_below(pair[0], grid.local_blocks) and _all_below(pair[1], grid.remote_blocks)
         ):
             return None
-        nbytes += len(met[0]) * read.bytes_per_block
-        given.append((read, GivenBlocks(cells[id(read)].first_row, len(read.rows), *met)))
+        nbytes += len(pair[0]) * read.bytes_per_block
+        given.append((read, GivenBlocks(cells[id(read)].first_row, len(read.rows), *pair)))
     if nbytes >= most_bytes:
         return None
     selection = BlockSelection(grid, tuple(blocks for _, blocks in given), nbytes, inside=True)
     return {plan.straight[0].remote: Copies(selection=selection, given=given)}
 
 
-def _met(
+def _paired_ids(
     plan: Plan,
     read: Read,
     local: tuple[int, tuple[int, ...]],
