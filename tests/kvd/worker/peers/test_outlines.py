@@ -158,8 +158,9 @@ def test_a_source_that_was_not_told_is_an_error_and_never_an_address() -> None:
     wrong = ToldCard(replace_workers(card), outline=outlined(card, "shape", layout, (0,)))
     peer = register(TransferTopology(local, Rank(tp=3)), wrong, CardReader())
     for ask in (lambda: peer.plan, lambda: peer.pushes(Rank(tp=3)), lambda: peer.layer_reads(Rank(tp=3))):
-        with pytest.raises(NotTold, match="no addresses of the peer's worker tp3"):
+        with pytest.raises(NotTold, match="no addresses of the peer's worker tp3") as told:
             ask()
+        assert told.value.code == "KVD-GEOMETRY-NOT-TOLD"
     assert peer.pushes(Rank(tp=1)) == peer.layer_reads(Rank(tp=1)) == {}
     with pytest.raises(TopologyError, match="it has no worker tp9"):
         peer.metadata_of(Rank(tp=9))
