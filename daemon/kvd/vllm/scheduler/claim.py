@@ -62,7 +62,7 @@ class LeaseHold:
     """What is known of the lease on a claim's blocks. Times are time.monotonic() seconds.
 
     ``asked`` is when kvd was asked last, 0 before that; ``answer`` is its answer while that is awaited, ``due`` when to
-    ask. Of a claim that is alone it ``came`` then. Until ``valid_until`` the blocks are kept.
+    ask. The answer on a claim that is alone ``came`` at that time. Until ``valid_until`` the blocks are kept.
     """
 
     answer: Future[Message] | None = None
@@ -82,9 +82,9 @@ class Claim:
     compared with the one that was prefilled, ``digest`` is its own where the prefiller compares. ``peer`` is kvd's
     answer on the prefiller. ``computed`` of its ``tokens`` are here already, ``kept`` may be claimed after a miss, and
     ``again`` says how often that was done. Its load was ``ordered`` (time.monotonic()), and runs ``beside`` it while no
-    worker was told how it was answered; ``in_step``: the step that orders it uses it. That may be expected before:
-    ``alone`` our scheduler hears of the answer then. With a ``cause`` it is missed, or ``refused`` while its load was
-    under way. ``traceparent`` is of the request (`kvd.vllm.request_trace`).
+    worker was told how it was answered; ``in_step``: the step that orders it uses it. ``alone``: that was expected when
+    it was sent, so kvd tells the answer to our scheduler alone. With a ``cause`` it is missed, or ``refused`` while its
+    load was under way. ``traceparent`` is of the request (`kvd.vllm.request_trace`).
     """
 
     request_id: str
