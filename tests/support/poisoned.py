@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +57,12 @@ def _bound(half: WorkerHalf, orders: StepOrders) -> None:
     _really_bound(half, orders)
 
 
-def _ended(half: WorkerHalf, wait: float) -> Iterator[Load]:
-    for load in _really_ended(half, wait):
+def _note(half: WorkerHalf, ended: Iterable[Load]) -> None:
+    _really_note(half, _written_down(half, ended))
+
+
+def _written_down(half: WorkerHalf, ended: Iterable[Load]) -> Iterator[Load]:
+    for load in ended:
         order = load.order
         spans = {
             group.index: span_of(group, order.groups[group.index], order.tokens)
@@ -81,6 +85,6 @@ _poisoned: dict[str, int] = {}
 if FILE in os.environ:  # in an engine; a test only looks up the names
     from kvd.vllm.connector import KvdConnector  # noqa: F401 - vLLM looks it up here
 
-    _really_bound, _really_ended = WorkerHalf.bound, WorkerHalf._ended
+    _really_bound, _really_note = WorkerHalf.bound, WorkerHalf._note
     setattr(WorkerHalf, "bound", _bound)  # noqa: B010 - mypy knows methods only as what they were
-    setattr(WorkerHalf, "_ended", _ended)  # noqa: B010
+    setattr(WorkerHalf, "_note", _note)  # noqa: B010

@@ -28,7 +28,7 @@ from vllm.v1.outputs import KVConnectorOutput
 from kvd.shown import logger
 from kvd.vllm.metadata import StepMetadata, WorkerMetadata
 from kvd.vllm.taking_back import can_take_back, take_back
-from kvd.vllm.vllm_types import changes_blocks
+from kvd.vllm.vllm_types import changes_blocks, changes_some
 from kvd.worker.step_loads import IDLE_WAIT, POSTING_WAIT
 
 if TYPE_CHECKING:
@@ -113,7 +113,8 @@ class EarlyScheduler(AsyncScheduler):
             worker: WorkerHalf = at_hand[0]
             if at_hand[1].settled:
                 time.sleep(LET_GO_SECONDS)
-            self._take(self._complete(*at_hand))
+            if worker.expects or not self._looked:
+                self._take(self._complete(*at_hand))
             self._use_in_step(*at_hand)
             output = super().schedule(*arguments, **named)
             idle = not output.total_num_scheduled_tokens and not self._lockstep
@@ -187,14 +188,17 @@ def begin_if_untouched(worker: WorkerHalf, output: SchedulerOutput, wait: float)
     requests is still in blocks that a load was given now.
     """
     metadata = output.kv_connector_metadata
+    if not isinstance(metadata, StepMetadata):
+        return False
+    orders = metadata.orders
     if (
-        not isinstance(metadata, StepMetadata)
-        or metadata.orders.pushes
-        or metadata.orders.push_ends
-        or any(changes_blocks(output, order.block_ids) for order in metadata.orders.loads)
+        not (orders.loads or orders.answered or orders.dropped)
+        or orders.pushes
+        or orders.push_ends
+        or (changes_some(output) and any(changes_blocks(output, order.block_ids) for order in orders.loads))
     ):
         return False
-    return worker.begin_ahead(metadata.orders, wait)
+    return worker.begin_ahead(orders, wait)
 
 
 def may_be_left_out(output: SchedulerOutput) -> bool:

@@ -64,6 +64,11 @@ def changes_blocks(output: object, blocks: AbstractSet[int]) -> bool:
     return bool(getattr(output, _COPIES, None)) or not blocks.isdisjoint(getattr(output, _ZEROED, None) or ())
 
 
+def changes_some(output: object) -> bool:
+    """Whether a step may zero or copy any block before it computes."""
+    return bool(getattr(output, _COPIES, None) or getattr(output, _ZEROED, None))
+
+
 def leave_unzeroed(output: object, blocks: AbstractSet[int]) -> None:
     """Have a step not zero these blocks, which a load fills that it uses; those of other loads vLLM leaves out."""
     if zeroed := getattr(output, _ZEROED, None):

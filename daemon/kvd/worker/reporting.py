@@ -59,6 +59,11 @@ class Reporting:
         """Whether something waits for the step to tell it."""
         return bool(self.results.sent or self.results.received or self._complete)
 
+    @property
+    def complete(self) -> bool:
+        """Whether complete loads wait to be told."""
+        return bool(self._complete)
+
     def hold(self) -> list[Load]:
         """Complete loads for this step to tell. Where somebody asks early, those noted after this are left to that."""
         held, self._complete = self._complete, []

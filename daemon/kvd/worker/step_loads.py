@@ -34,8 +34,8 @@ POSTING_WAIT = 1e-3
 once from a thread that waits; the bytes move while the engine goes on."""
 SOON = 5e-3
 """Seconds within which a load is due that an engine without other work waits for, and makes no step meanwhile."""
-MARKS = 4
-"""Steps of which it is kept what was queued before them."""
+MARKS = 16
+"""Numbered steps of which it is kept what was queued before them."""
 NEAR, NEAR_PAST = 3e-4, 2e-4
 """Seconds within which a load is due that a step with other work is put off for, and how long after that it begins
 anyway. The step after it would be the next to use the load, some 2.5 ms later."""
@@ -67,21 +67,25 @@ class StepLoads:
         self._in_step = in_step
         self._reached: StreamEvent | None = None
         self._marks: deque[tuple[int, StreamEvent]] = deque(maxlen=MARKS)
-        """The last steps by number: what was queued on the device before each, its changes of blocks included."""
+        """The last numbered steps: what was queued on the device before each, its changes of blocks included."""
         self._gate = StreamGate(proceed, refuse)
 
     def bound(self, orders: StepOrders) -> None:
         """Before a step, or ahead of it: loads must wait for what is queued on the device by now, and not for more."""
+        self._reached = None
         before = self._marks[-1][0] if self._marks else 0
-        if orders.number < before:  # another scheduler counts
-            self._marks.clear()
-        marks = orders.number not in (0, before)
-        self._reached = self._record_event() if orders.loads or marks else None
-        if marks and self._reached is not None:
-            self._marks.append((orders.number, self._reached))
+        if orders.number not in (0, before):
+            if orders.number < before:  # another scheduler counts
+                self._marks.clear()
+            if (reached := self._now()) is not None:
+                self._marks.append((orders.number, reached))
+        for order in orders.loads:
+            self._device_for(order)
 
     def begin(self, orders: StepOrders) -> None:
         """Begin the loads of a step."""
+        if not orders.loads:
+            return
         now = time.monotonic()
         look_until = now + PATIENCE if orders.idle else 0.0
         for order in orders.loads:
@@ -152,4 +156,10 @@ class StepLoads:
             for number, event in self._marks:
                 if number > order.after:
                     return event
+        return self._now()
+
+    def _now(self) -> StreamEvent | None:
+        """What is queued on the device by now; recorded once for a step, and only where a load or a mark needs it."""
+        if self._reached is None:
+            self._reached = self._record_event()
         return self._reached

@@ -12,7 +12,7 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 from kvd.backends.contract import Backend, serving_threads
 from kvd.client.cards import CardReader
@@ -90,8 +90,7 @@ class WorkerHalf:
     ) -> None:
         """``record_event`` records an event on the memory's device, ``summer_of`` adds up pages there.
 
-        ``stream_of`` gives its stream of now. ``memory`` owns what ``geometry`` has the addresses of. It stays as long
-        as something here may touch it.
+        ``stream_of`` gives its stream of now. ``memory`` owns what ``geometry`` points to, and stays while it is used.
         """
         self._memory = memory
         self.settings = settings
@@ -119,9 +118,9 @@ class WorkerHalf:
         self._context = WorkerContext(
             settings, self.topology, backend, lambda: self._session, self._ends, self._register
         )
-        probes = settings.probe and engine.role != "prefill"
         self.pushing = Pushing(self._context, record_event, self._stager)
-        self._peers = PeerThreads(self._context, paths.probed if probes else None)
+        probed = paths.probed if settings.probe and engine.role != "prefill" else None
+        self._peers = PeerThreads(self._context, probed)
         self.in_step = InStepLoads(
             self._peers, self._ends, self._reporting, self._note, stream_of, token_bytes(geometry)
         )
@@ -194,7 +193,7 @@ class WorkerHalf:
         is asked, that waits, and this tells of complete loads that were not asked for in time.
         """
         held = self._reporting.hold()
-        self._note(self._ended(0.0 if held or self._reporting.asked_early else wait))
+        self._look(0.0 if held or self._reporting.asked_early else wait)
         results = self._reporting.tell(held)
         results.sent |= self._summing.unsummed(self.pushing.sent())
         return results
@@ -204,10 +203,9 @@ class WorkerHalf:
             self.loads.over(load)
             self._reporting.note(load)
 
-    def _ended(self, wait: float) -> Iterator[Load]:
-        if self._reporting.waits or not self.loads.begun:
-            return self._ends.take()
-        return self._ends.take(wait)
+    def _look(self, wait: float) -> None:
+        if self.loads.begun:
+            self._note(self._ends.take(0.0 if self._reporting.waits else wait))
 
     def outcomes(self) -> StepOutcomes | None:
         """Causes for the scheduler's half, of what `results` reported, and what peers' reads cost. Clears them."""
@@ -226,16 +224,18 @@ class WorkerHalf:
         self.loads.give_time(loads, wait)
         return bool(loads)
 
+    @property
+    def expects(self) -> bool:
+        """Whether a load is under way, or complete and not reported. Else `complete` has nothing to tell."""
+        return bool(self.loads.begun) or self._reporting.complete
+
     def complete(self, wait: float = 0.0) -> tuple[set[str], StepOutcomes]:
         """The loads that are complete and were not reported; ``wait`` as for `results`. Asked before each step."""
-        if self.loads.begun:
-            self._note(self._ended(wait))
+        self._look(wait)
         return self._reporting.tell_early()
 
     def complete_soon(self, *, idle: bool) -> tuple[set[str], StepOutcomes]:
         """`complete`, but waits for a load that is due soon; where not ``idle``, for one that is nearly there."""
-        if not self.loads.begun:
-            return self.complete()
         now = time.monotonic()
         return self.complete(self.loads.worth_waiting(now) if idle else self.loads.nearly_there(now))
 

@@ -105,6 +105,27 @@ def test_marks_of_a_scheduler_before_are_worth_nothing(rig: Rig) -> None:
     assert rig.results().received == {"d-1"}
 
 
+@pytest.mark.parametrize(
+    ("after", "recorded"),
+    [
+        pytest.param(1, 0, id="what step 2 was queued behind is known"),
+        pytest.param(2, 1, id="of no step after it is it known"),
+        pytest.param(None, 1, id="any step may touch its blocks"),
+    ],
+)
+def test_an_event_is_recorded_where_a_load_needs_it(after: int | None, recorded: int, rig: Rig) -> None:
+    device = Device()
+    rig.decoder.loads._record_event = device.mark  # type: ignore[assignment]
+    rig.decoder.bound(StepOrders(number=2))
+    before = device.queued
+    rig.decoder.bound(StepOrders())
+    assert device.queued == before, "no load, and no number"
+    device.done = before + recorded
+    orders = StepOrders(loads=[replace(pulled(), after=after), replace(pulled("d-2"), after=after)])
+    rig.decoder.begin_ahead(orders, 0.0)
+    assert device.queued == before + recorded, "one for all loads of a step"
+
+
 def test_an_engine_that_has_time_waits_until_it_is_posted(rig: Rig) -> None:
     rig.decoder.begin_ahead(StepOrders(loads=[pulled()]), FOREVER)
     assert rig.decoder.loads.begun["d-1"].times.posted

@@ -63,6 +63,8 @@ class Claims:
         self._settings = settings
         self._asker = ClaimAsker(settings, engine_id, session, known)
         self._claims: dict[str, Claim] = {}
+        self._beside: dict[str, Claim] = {}
+        """Those beside which loads run, as far as they were not answered; what became of some may be known since."""
         self._answered: list[ClaimAnswer] = []
         self._declined: list[tuple[str, RemotePrefill]] = []
         self._transfers = TransferIds()
@@ -254,7 +256,8 @@ class Claims:
         """
         seconds = self._settings.lease_seconds
         unused = []
-        self._look_at_all_beside(now)
+        if self._beside:
+            self._look_at_all_beside(now)
         for claim in self._claims.values():
             if not claim.waiting:
                 continue
@@ -281,12 +284,16 @@ class Claims:
         """A load of the claim is ordered, from its computed tokens on; beside the claim where that is not answered."""
         claim.go(ClaimState.LOADING)
         claim.kept, claim.beside = claim.tokens, claim.pending
+        if claim.beside:
+            self._beside[claim.request_id] = claim
         claim.ordered = time.monotonic()
 
     def _look_at_all_beside(self, now: float) -> None:
-        for claim in self._claims.values():
+        for claim in list(self._beside.values()):
             if claim.beside and claim.state is ClaimState.LOADING:
                 self._look_beside(claim, now)
+            else:
+                del self._beside[claim.request_id]
 
     def _look_beside(self, claim: Claim, now: float) -> None:
         self.advance(claim, now)
@@ -307,7 +314,8 @@ class Claims:
 
     def new_answers(self, now: float) -> list[ClaimAnswer]:
         """Look now at all claims beside loads: `take_answered`."""
-        self._look_at_all_beside(now)
+        if self._beside:
+            self._look_at_all_beside(now)
         return self.take_answered()
 
     def ask_aloud(self, claim: Claim) -> None:

@@ -52,7 +52,7 @@ class CompletedPrefills:
     def take(self, output: VllmStep | None) -> list[CompletedPrefill]:
         """The prompts that are complete when the coming step has run."""
         found: list[CompletedPrefill] = []
-        if output is None:
+        if output is None or not self._active:
             return found
         preempted = output.preempted_req_ids or frozenset()
         for request_id, prefill in self._active.items():

@@ -16,13 +16,16 @@ from __future__ import annotations
 import dataclasses
 from collections import deque
 from collections.abc import Iterable, Iterator
+from collections.abc import Set as AbstractSet
 from typing import Any
 
-from kvd.vllm.vllm_types import changes_blocks, leave_unzeroed
+from kvd.vllm.vllm_types import changes_blocks, changes_some, leave_unzeroed
 from kvd.worker.orders import LoadOrder
 
-KEPT = 4
+KEPT = 16
 """Steps for which it is remembered what was taken back. Of a block of before, that many steps ago counts."""
+MARKED = 8
+"""Of so many steps one is numbered in any case: so what a load waits for is never younger than that."""
 
 
 class FreedBlocks:
@@ -59,37 +62,40 @@ class FreedBlocks:
         head = getattr(getattr(self._pool, "free_block_queue", None), "fake_free_list_head", None)
         return not lately or (head is not None and lately.isdisjoint(_behind(head, count)))
 
-    def scheduled(self, loads: list[LoadOrder], output: object) -> tuple[int, list[LoadOrder]]:
-        """The number of the step that was scheduled, 0 where nothing is known; its loads, with what they may ignore.
-
-        Nothing may be ignored where the step itself changes such blocks beforehand.
-        """
+    def last_use(self, blocks: AbstractSet[int]) -> int | None:
+        """The last step that may touch ``blocks`` which vLLM had free and gives to a load now; None where any may."""
         if self._pool is None:
-            return 0, loads
-        theirs = [order.block_ids for order in loads]
-        for order, blocks in zip(loads, theirs, strict=True):
-            if order.in_step:
-                leave_unzeroed(output, blocks)
-        loads = [
-            order
-            if changes_blocks(output, blocks)
-            else dataclasses.replace(order, after=self._last_use(order, blocks))
-            for order, blocks in zip(loads, theirs, strict=True)
-        ]
-        self._step += 1
-        while self._freed and self._freed[0][0] <= self._step - KEPT:
-            self._freed.popleft()
-        return self._step, loads
-
-    def _last_use(self, order: LoadOrder, blocks: set[int]) -> int | None:
-        """The last step that may touch the ``blocks`` of a load; None where any may.
-
-        After a miss its request kept them, and steps may have computed into them.
-        """
-        if order.again:
             return None
         lately = (step for step, freed in self._freed if not freed.isdisjoint(blocks))
         return max(lately, default=self._step - KEPT)
+
+    def scheduled(self, loads: list[LoadOrder], output: object) -> tuple[int, list[LoadOrder]]:
+        """The number of the step that was scheduled; its loads, which wait for more where it changes blocks itself.
+
+        The number is 0 where nobody needs to know what was queued before the step: no block was taken back since the
+        step before it, or nothing is known of blocks.
+        """
+        if self._pool is None:
+            return 0, loads
+        freed = bool(self._freed) and self._freed[-1][0] == self._step
+        numbered = freed or self._step % MARKED == 0
+        self._step += 1
+        while self._freed and self._freed[0][0] <= self._step - KEPT:
+            self._freed.popleft()
+        if loads and changes_some(output):
+            loads = [_beside_changes(order, output) for order in loads]
+        return self._step if numbered else 0, loads
+
+
+def _beside_changes(order: LoadOrder, output: object) -> LoadOrder:
+    """A load of a step that changes blocks beforehand: it may ignore no step where they are its own.
+
+    Those of one that the step uses are left alone.
+    """
+    blocks = order.block_ids
+    if order.in_step:
+        leave_unzeroed(output, blocks)
+    return dataclasses.replace(order, after=None) if changes_blocks(output, blocks) else order
 
 
 def _behind(head: Any, count: int) -> Iterator[int]:

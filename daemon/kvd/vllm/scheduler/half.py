@@ -71,8 +71,7 @@ class SchedulerHalf:
         self.groups = tuple(groups)
         self.policy = policy
         self.incarnation = uuid.uuid4().hex
-        self._lookahead = lookahead_of(engine.facts)
-        self._digest_key = new_key()
+        self._lookahead, self._digest_key = lookahead_of(engine.facts), new_key()
         self.tally = TransferTally()
         self._leases = Leases(settings.lease_grace, self.tally.expire)
         self._tables: dict[str, Callable[[], Sequence[Sequence[int]]]] = {}
@@ -218,9 +217,10 @@ class SchedulerHalf:
         if claim.cause:
             self._served.decided(request.request_id, "refused", external, claim.cause.code)
         fault = None if claim.cause else self._forced.fault(claim)
-        most = self.settings.push_timeout if claim.transfer_id else self.settings.load_timeout
-        self._orders.append(load_order(claim, self.groups, table, external, most, fault, cached))
-        self.in_step.ordered(request, self._orders[-1], table)
+        after = self.freed_blocks.last_use
+        order = load_order(claim, self.groups, table, external, self.settings, fault, cached, after)
+        self._orders.append(order)
+        self.in_step.ordered(request, order, table)
 
     def _not_loaded(self, claim: Claim) -> None:
         """Nothing will be loaded of a claim: vLLM computes its request, or has another connector load it."""

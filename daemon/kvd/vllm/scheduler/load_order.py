@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 
 from kvd.topology.blocks import wanted
 from kvd.vllm.memory.groups import GroupFacts, has_state
@@ -11,6 +12,7 @@ from kvd.vllm.scheduler.claim import Claim
 from kvd.vllm.vllm_types import BlockTable
 from kvd.worker.cause import Cause
 from kvd.worker.orders import Fault, LoadOrder, plain
+from kvd.worker.settings import ConnectorSettings
 
 
 def load_order(
@@ -18,19 +20,23 @@ def load_order(
     groups: Sequence[GroupFacts],
     table: BlockTable,
     external: int,
-    most_seconds: float,
+    settings: ConnectorSettings,
     fault: Fault | None,
-    cached: Sequence[int] = (),
+    cached: Sequence[int],
+    last_use: Callable[[AbstractSet[int]], int | None],
 ) -> LoadOrder:
     """The order for ``external`` tokens behind those that are computed, into the blocks of ``table``.
 
     Of each group the first ``cached`` blocks of the table are of the prefix cache; not given, they are those of the
-    computed tokens. That many has full attention, other groups may have fewer. The order has ``most_seconds``, or
-    less where the lease ends before. Beside its claim the lease's end is not known yet.
+    computed tokens. That many has full attention, other groups may have fewer. The order has the time of the
+    ``settings``, or less where the lease ends before. Beside its claim the lease's end is not known yet. ``last_use``
+    gives the last step that may touch blocks which vLLM had free. After a miss a request has kept its own, and steps
+    may have computed into them.
     """
     now, tokens = time.monotonic(), claim.computed + external
-    seconds = most_seconds if claim.beside else min(most_seconds, claim.lease.valid_until - now)
-    blocks = {
+    most = settings.push_timeout if claim.transfer_id else settings.load_timeout
+    seconds = most if claim.beside else min(most, claim.lease.valid_until - now)
+    lists = {
         index: wanted(
             g.kind,
             g.block_size,
@@ -42,10 +48,11 @@ def load_order(
         )
         for index, g in enumerate(groups)
     }
+    blocks = plain(lists)
     return LoadOrder(
         request_id=claim.request_id,
         prefill=claim.prefill,
-        groups=plain(blocks),
+        groups=blocks,
         tokens=tokens,
         seconds=seconds,
         claimed=now,
@@ -61,6 +68,7 @@ def load_order(
         asked_before=now - claim.lease.asked if claim.beside else 0.0,
         checked=claim.checked,
         traceparent=claim.traceparent,
+        after=None if claim.again else last_use({block for _, ids in blocks.values() for block in ids}),
         in_step=claim.in_step,
     )
 

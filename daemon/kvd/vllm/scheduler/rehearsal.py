@@ -78,7 +78,7 @@ def _arrival(
     claims.advance(claim, time.monotonic())
     claims.may_begin(claim)
     claims.order_load(claim)
-    order = load_order(claim, groups, blocks, tokens, settings.load_timeout, None)
+    order = load_order(claim, groups, blocks, tokens, settings, None, (), lambda _: None)
     kvd.keep(claim.prefill)
     claims.renew(time.monotonic())
     claims.take_answered()

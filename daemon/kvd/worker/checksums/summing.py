@@ -100,9 +100,10 @@ class Summing:
     def begin(self, orders: StepOrders) -> None:
         """Before a step: note which prompts it computes to their end, and forget whose sums nobody will ask for."""
         self._coming = orders.sums.due
-        with self._lock:
-            for name in (*orders.freed, *orders.sums.dropped):
-                self._kept.pop(name, None)
+        if self._kept:
+            with self._lock:
+                for name in (*orders.freed, *orders.sums.dropped):
+                    self._kept.pop(name, None)
 
     def stepped(self) -> None:
         """The step has run, or is queued on the device: what it computed may be added up when that has."""
