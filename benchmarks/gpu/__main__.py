@@ -56,6 +56,7 @@ def main(stages: Sequence[Stage] = STAGES, name: str = "benchmarks.gpu", what: s
                 options=dict(options.option),
                 quick=options.quick,
                 rounds=options.rounds,
+                pairs=options.pairs,
                 ways=options.ways,
                 starts=options.starts,
             )
@@ -93,6 +94,7 @@ def _options(stages: Sequence[Stage], name: str, what: str | None) -> argparse.N
     )
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
     parser.add_argument("--rounds", type=int, default=0, help="of pairs that serve, if not as many as usual")
+    parser.add_argument("--pairs", type=int, default=1, help="that serve, of each way")
     options = parser.parse_args()
     unknown = {name for wave in options.only for name in wave} - {s.name for s in stages}
     if unknown:

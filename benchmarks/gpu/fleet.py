@@ -164,6 +164,7 @@ class Fleet:
     count: int = 0
     quick: bool = False
     rounds: int = 0
+    pairs: int = 1
     ways: Sequence[str] = ()
     starts: int = 0
 

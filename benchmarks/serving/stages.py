@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -61,7 +62,8 @@ def _dense(fleet: Fleet) -> list[PairSpec]:
     longest = max(cell.longest for cell in DENSE[fleet.device])
     block = fleet.sizes.blocks[0]
     spec = functools.partial(_spec, fleet, "dense", longest, 5.0, block=block, env=FIRST_RUNNER)
-    return [
+    return _several(
+        fleet,
         spec(way="direct", mode="pull"),
         spec(way="stock-nixl", mode="pull", options=JOINED),
         spec(way="nixl", mode="pull"),
@@ -70,6 +72,15 @@ def _dense(fleet: Fleet) -> list[PairSpec]:
         spec(way="none", mode="pull"),
         spec(way="mooncake", mode="pull"),
         spec(way="stock-mooncake", mode="pull"),
+    )
+
+
+def _several(fleet: Fleet, *specs: PairSpec) -> list[PairSpec]:
+    """As many pairs of each as are wanted: engines that are started alike differ by up to a fifth."""
+    return [
+        dataclasses.replace(spec, label=str(number) if number > 1 else "")
+        for number in range(1, fleet.pairs + 1)
+        for spec in specs
     ]
 
 
@@ -77,12 +88,13 @@ def _hybrid(fleet: Fleet) -> list[PairSpec]:
     """Engines of Gated DeltaNet; blocks are of vLLM's own size."""
     longest = max(cell.longest for cell in HYBRID[fleet.device])
     spec = functools.partial(_spec, fleet, "gdn", longest, 24.0)
-    return [
+    return _several(
+        fleet,
         spec(way="direct", mode="push"),
         spec(way="stock-nixl", mode="pull", env=OF_STOCK_HYBRIDS),
         spec(way="nixl", mode="pull"),
         spec(way="none", mode="pull"),
-    ]
+    )
 
 
 def as_users_do(fleet: Fleet, _: Sequence[Pair]) -> Mapping[str, Sequence[str]]:
