@@ -151,7 +151,10 @@ class Pair:
 
 @dataclass(slots=True)
 class Fleet:
-    """Where everything of one run stands; what is of use to later runs too lies in ``lasting``."""
+    """Where everything of one run stands; what is of use to later runs too lies in ``lasting``.
+
+    ``running`` are the pairs that have started, until they are ended.
+    """
 
     device: str
     sizes: Sizes
@@ -167,6 +170,7 @@ class Fleet:
     pairs: int = 1
     ways: Sequence[str] = ()
     starts: int = 0
+    running: list[Pair] = field(default_factory=list)
 
     @property
     def kinds(self) -> dict[str, Kind]:

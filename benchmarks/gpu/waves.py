@@ -193,18 +193,19 @@ def _take_up(fleet: Fleet, one: _Going, ending: ThreadPoolExecutor) -> None:
             if time.monotonic() - pair.began > START_SECONDS:
                 one.starting.remove(pair)
                 _not_started(fleet, one, pair.spec, error)
-                _end(pair, ending)
+                _end(fleet, pair, ending)
         except (EngineError, RuntimeError, TimeoutError) as error:
             if pair in one.starting:
                 one.starting.remove(pair)
             _not_started(fleet, one, pair.spec, error)
-            _end(pair, ending)
+            _end(fleet, pair, ending)
 
 
 def _up(fleet: Fleet, pair: Pair) -> None:
     seconds = round(time.monotonic() - pair.began, 1)
     ours = pair.spec.way not in (*NOT_OURS, "none")
     geometry = ask_workers(pair.decode, "kvb_geometry")[0] if ours else []
+    fleet.running.append(pair)
     fleet.report.note("started", pair=pair.spec.name, seconds=seconds, geometry=geometry)
     fleet.report.say(f"{pair.spec.name} is up after {seconds} s")
 
@@ -221,7 +222,7 @@ def _one_work(fleet: Fleet, going: Sequence[_Going], ends: float, ending: Thread
         if one.stage.each is not None and one.up:
             pair = one.up.pop(0)
             _each(fleet, one, one.stage.each, pair, ends)
-            _end(pair, ending)
+            _end(fleet, pair, ending)
             return True
     if any(one.starting or one.waiting for one in going):
         return False
@@ -229,7 +230,7 @@ def _one_work(fleet: Fleet, going: Sequence[_Going], ends: float, ending: Thread
         if one.up:
             _together(fleet, one, ends)
             for pair in one.up:
-                _end(pair, ending)
+                _end(fleet, pair, ending)
             one.up.clear()
             return True
     return False
@@ -271,8 +272,9 @@ def _said(pair: Pair, wrong: Sequence[str]) -> str:
     return "; ".join(parts + ([f"lost: {pair.lost[:200]}"] if pair.lost else [])) or "right"
 
 
-def _end(pair: Pair, ending: ThreadPoolExecutor) -> None:
+def _end(fleet: Fleet, pair: Pair, ending: ThreadPoolExecutor) -> None:
     """End a pair while others go on."""
+    fleet.running = [one for one in fleet.running if one is not pair]
     for engine in pair.engines:
         ending.submit(engine.stop, STOP_SECONDS)
 
