@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.fleet import ROOT, Fleet, PairSpec, engine_specs, free_port
+from benchmarks.gpu.fleet import ROOT, STOCK, Fleet, PairSpec, engine_specs, free_port
+from benchmarks.serving.halting import cores_below, going, standing_still
 from benchmarks.serving.tables import BETWEEN_TARGET, FIRST_TARGET
 from kvctl.demo.engine_spec import EngineSpec, engine_arguments, environment
 from tests.support.routers import FETCHED, VLLM_ROUTER, routed
@@ -66,6 +67,7 @@ class ServedPair:
     router: str
     url: str
     model: Path
+    servers: tuple[int, ...]
 
 
 RUNS = {
@@ -87,13 +89,15 @@ def bench_serve(fleet: Fleet, specs: Sequence[PairSpec], rounds: int) -> None:
             serving += _up(fleet, ready, until, stack)
         if not serving:
             raise RuntimeError("no pair of servers came up")
-        with _clients(fleet) as ask:
+        busy = {pair.spec.name: cores_below(pair.servers) for pair in serving if pair.spec.way in STOCK}
+        with _clients(fleet) as ask, standing_still(busy):
             # The first round of each does not count: it compiles kernels and connects.
             for number in range(-1, rounds):
                 for run in RUNS[fleet.device]:
                     at = max(number, 0) % len(serving)
                     for pair in (*serving[at:], *serving[:at]):
-                        _one(fleet, pair, run, number, ask)
+                        with going(busy, pair.spec.name):
+                            _one(fleet, pair, run, number, ask)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +106,12 @@ class _Starting:
     ids: tuple[str, str]
     urls: tuple[str, ...]
     model: Path
+    servers: tuple[int, ...]
 
 
 def _begin(fleet: Fleet, spec: PairSpec, stack: contextlib.ExitStack) -> _Starting:
     ids, specs, _ = engine_specs(fleet, spec)
-    urls = []
+    urls, servers = [], []
     for one in specs:
         port = free_port()
         env = {**one.env, "PYTHONPATH": os.pathsep.join([CALM["PYTHONPATH"], one.env["PYTHONPATH"]])}
@@ -114,9 +119,9 @@ def _begin(fleet: Fleet, spec: PairSpec, stack: contextlib.ExitStack) -> _Starti
         sockets.mkdir(parents=True)
         one.log_path.parent.mkdir(parents=True, exist_ok=True)
         calm = environment(dataclasses.replace(one, env=env), sockets)
-        stack.enter_context(program(words_of(one, port), one.log_path, calm))
+        servers.append(stack.enter_context(program(words_of(one, port), one.log_path, calm)))
         urls.append(f"http://127.0.0.1:{port}")
-    return _Starting(spec, ids, tuple(urls), specs[0].model)
+    return _Starting(spec, ids, tuple(urls), specs[0].model, tuple(servers))
 
 
 def words_of(spec: EngineSpec, port: int) -> list[str]:
@@ -151,7 +156,7 @@ def _up(fleet: Fleet, ready: _Starting, until: float, stack: contextlib.ExitStac
             url = stack.enter_context(_example(fleet, ready, folder))
         else:
             url = stack.enter_context(routed(router, ready.urls[:1], ready.urls[1:], folder))
-        found.append(ServedPair(spec, router, url, ready.model))
+        found.append(ServedPair(spec, router, url, ready.model, ready.servers))
     return found
 
 

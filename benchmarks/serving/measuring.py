@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.gpu.asking import Legs, Mode, legs_of
@@ -15,11 +13,10 @@ from benchmarks.gpu.fleet import STOCK, Fleet, Pair
 from benchmarks.gpu.losing import tried
 from benchmarks.gpu.timing import warm
 from benchmarks.serving.cells import PlannedPrompt, ServingCell, arrivals
+from benchmarks.serving.halting import busy_pairs, going, standing_still
 from benchmarks.serving.in_host import FACTS
 from benchmarks.serving.ledger import loads_since, newest
 from benchmarks.serving.router import RoutedPrompt, run_cell
-from tests.support.engine_pids import engine_pids
-from tests.support.halting import go_on, halt, halted
 
 FACTS_SECONDS = 10.0
 CORE = ("queued", "scheduled", "first")
@@ -44,39 +41,16 @@ def measure(
     for pair, mode in turns:
         for number in range(2):
             _do(fleet, pair, mode, first, number, note="warm")
-    busy = _busy_when_idle(fleet)
-    with halted(itertools.chain(*busy.values())):
+    busy = busy_pairs(fleet.running)
+    with standing_still(busy):
         for number in range(rounds):
             for cell in cells:
                 for pair, mode in (*turns[number % len(turns) :], *turns[: number % len(turns)]):
-                    with _going(busy.get(pair.spec.name, ())):
+                    with going(busy, pair.spec.name):
                         _do(fleet, pair, mode, cell, number)
             fleet.report.note("round", number=number)
             fleet.report.say(f"round {number + 1} of {rounds} is over")
     return {}
-
-
-def _busy_when_idle(fleet: Fleet) -> dict[str, tuple[int, ...]]:
-    """The processes of pairs whose engines each keep a core busy though nobody asks them, as stock NIXL's do.
-
-    No deployment has them beside another engine. Whoever is measured beside them may share a core with one: its steps
-    take up to twice as long.
-    """
-    return {
-        pair.spec.name: tuple(pid for engine in pair.engines for pid in engine_pids(engine).executing)
-        for pair in fleet.running
-        if pair.spec.way in STOCK
-    }
-
-
-@contextlib.contextmanager
-def _going(pids: Collection[int]) -> Iterator[None]:
-    """These processes go on within, and stand still afterwards."""
-    go_on(*pids)
-    try:
-        yield
-    finally:
-        halt(*(pid for pid in pids if Path(f"/proc/{pid}").exists()))
 
 
 def _facts(fleet: Fleet, pair: Pair) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
@@ -18,12 +20,15 @@ from benchmarks.gpu.tables import TABLES
 from benchmarks.serving import tables
 from benchmarks.serving.bench_serve import words_of
 from benchmarks.serving.cells import arrivals, at_rate, mixed, one_at_a_time
+from benchmarks.serving.halting import going, standing_still
 from benchmarks.serving.in_host import FACTS, SERVE
 from benchmarks.serving.measuring import measure
 from kvctl.demo.engine_spec import EngineSpec
 from kvctl.processes.errors import EngineGone
 from kvd.wire.identity import Endpoint
 from kvd.wire.transfer import LedgerRow, ListTransfers, TransferList, TransferRecord
+from tests.support.halting import stands_still
+from tests.support.rigs.bench import eventually
 
 ANSWERED_IN = 0.020
 
@@ -334,3 +339,24 @@ def test_what_vllm_bench_serve_says_is_the_median_of_rounds() -> None:
 def test_each_table_has_its_place_on_the_page() -> None:
     page = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
     assert [name for name in TABLES if f"<!-- gpu: {name} -->" not in page] == []
+
+
+def test_busy_engines_stand_still_but_while_they_are_measured() -> None:
+    with contextlib.ExitStack() as stack:
+        one, other = (stack.enter_context(subprocess.Popen(["sleep", "600"])) for _ in range(2))
+        stack.callback(lambda: [process.kill() for process in (one, other)])
+        busy = {"one": [one.pid], "other": [other.pid]}
+        with standing_still(busy):
+            assert stands_still(one.pid)
+            assert stands_still(other.pid)
+            with going(busy, "one"):
+                assert eventually(lambda: not stands_still(one.pid))
+                assert stands_still(other.pid)
+            assert stands_still(one.pid)
+            with going(busy, "of ours"):
+                assert stands_still(one.pid)
+            other.kill()
+            other.wait()
+            with going(busy, "other"):
+                pass
+        assert eventually(lambda: not stands_still(one.pid))
