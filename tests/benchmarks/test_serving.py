@@ -344,7 +344,8 @@ def test_each_table_has_its_place_on_the_page() -> None:
 def test_busy_engines_stand_still_but_while_they_are_measured() -> None:
     with contextlib.ExitStack() as stack:
         one, other = (stack.enter_context(subprocess.Popen(["sleep", "600"])) for _ in range(2))
-        stack.callback(lambda: [process.kill() for process in (one, other)])
+        stack.callback(one.kill)
+        stack.callback(other.kill)
         busy = {"one": [one.pid], "other": [other.pid]}
         with standing_still(busy):
             assert stands_still(one.pid)
