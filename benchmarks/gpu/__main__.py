@@ -81,7 +81,10 @@ def _options(stages: Sequence[Stage], name: str, what: str | None) -> argparse.N
         "--work", type=Path, default=None, help="folder that keeps models and compiled kernels for later runs"
     )
     parser.add_argument(
-        "--ways", type=lambda text: text.split(","), default=[], help="direct, stock-nixl, ..."
+        "--ways",
+        type=lambda text: text.split(","),
+        default=[],
+        help="direct, stock-nixl, ..., or of some of their pairs: direct-pull, stock-nixl-pull-joined, ...",
     )
     parser.add_argument(
         "--option", type=_option, action="append", default=[], help="of every connector: NAME=VALUE, as JSON"

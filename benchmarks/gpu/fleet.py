@@ -194,6 +194,11 @@ class Fleet:
         """Devices for a prefiller and a decoder: two if there are two."""
         return ("0", "1") if self.gpus > 1 else ("0", "0")
 
+    def wants(self, spec: PairSpec) -> bool:
+        """Whether a pair is one of the ``ways``, which are ways, or names of pairs so far: ``stock-nixl-pull-joined``."""
+        begins = tuple(f"{spec.kind}-{way}-" for way in self.ways)
+        return not self.ways or spec.way in self.ways or spec.name.startswith(begins)
+
     def logs(self) -> list[Path]:
         """Every log there is."""
         return [*self.folder.glob("*/*.log"), *self.folder.glob("*/*/kvd.log")]

@@ -113,7 +113,7 @@ def limit(seconds: float) -> Iterator[None]:
 
 
 def _wanted(fleet: Fleet, stage: Stage) -> deque[PairSpec]:
-    return deque(spec for spec in stage.pairs(fleet) if not fleet.ways or spec.way in fleet.ways)
+    return deque(filter(fleet.wants, stage.pairs(fleet)))
 
 
 def _fits(fleet: Fleet, stage: Stage, ends: float) -> bool:

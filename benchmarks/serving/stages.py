@@ -100,8 +100,7 @@ def _hybrid(fleet: Fleet) -> list[PairSpec]:
 def as_users_do(fleet: Fleet, _: Sequence[Pair]) -> Mapping[str, Sequence[str]]:
     """The dense pairs that a router can serve, as `vllm serve`; stock Mooncake has a router of its own."""
     specs = [one for one in _dense(fleet) if one.way not in ("none", "mooncake", "stock-mooncake")]
-    chosen = [one for one in specs if not fleet.ways or one.way in fleet.ways]
-    bench_serve(fleet, chosen, _rounds(fleet))
+    bench_serve(fleet, list(filter(fleet.wants, specs)), _rounds(fleet))
     return {}
 
 
