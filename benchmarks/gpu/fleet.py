@@ -195,7 +195,7 @@ class Fleet:
         return ("0", "1") if self.gpus > 1 else ("0", "0")
 
     def wants(self, spec: PairSpec) -> bool:
-        """Whether a pair is one of the ``ways``, which are ways, or names of pairs so far: ``stock-nixl-pull-joined``."""
+        """Whether a pair is one of the ``ways``: its way, or how its name goes on (``stock-nixl-pull-joined``)."""
         begins = tuple(f"{spec.kind}-{way}-" for way in self.ways)
         return not self.ways or spec.way in self.ways or spec.name.startswith(begins)
 
