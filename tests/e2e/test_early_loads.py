@@ -55,6 +55,7 @@ class OnlyWorker:
         """How claims were answered, as it heard of it ahead of a step."""
         self.within = False
         """Whether its loads can be used in the step that orders them."""
+        self.expects = True
 
     def takes(self, _prefill: RemotePrefill, _tokens: int, _most_seconds: float) -> bool:
         return self.within
@@ -132,6 +133,16 @@ def test_without_its_worker_at_hand_it_is_used_two_steps_later(opened: Open) -> 
     bench.step(finished_recving={"r"})
     assert bench.step()[0] == {}, "this step was scheduled before the one before was heard of"
     assert 0 < bench.step()[0]["r"] <= LAST
+    bench.run_out()
+
+
+def test_a_worker_that_expects_nothing_is_not_asked(opened: Open, worker: OnlyWorker) -> None:
+    worker.expects = False
+    bench = opened()
+    bench.arrive("r", TOKENS[:10], None)
+    for _ in range(3):
+        bench.step()
+    assert (worker.waits, worker.posting) == ([], [])
     bench.run_out()
 
 

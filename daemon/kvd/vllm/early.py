@@ -2,8 +2,8 @@
 
 With asynchronous scheduling vLLM's scheduler hears of a step only after it has scheduled the next one. So it uses a
 load two steps after the step in which its worker reports it. Where the engine's only worker runs in the scheduler's own
-process, as vLLM has it with one GPU, the scheduler here asks that worker before each step. It also hands it a step's
-loads at once: with the step itself they come after its inputs are prepared.
+process, as vLLM has it with one GPU, the scheduler here asks that worker before each step while loads are under way.
+It also hands it a step's loads at once: with the step itself they come after its inputs are prepared.
 
 An engine without other work would make a step that computes nothing for the sake of those loads, which takes longer
 than most of them. The scheduler waits for a load that is due soon, and schedules the step that uses it instead. One
@@ -90,7 +90,7 @@ class UsedInStep(Protocol):
 class EarlyScheduler(AsyncScheduler):
     """vLLM's asynchronous scheduler, at one with the engine's only worker.
 
-    That begins loads as soon as they are ordered, and tells of complete ones before each step.
+    That begins loads as soon as they are ordered, and tells of complete ones before the next step.
     """
 
     _idle = False
@@ -113,7 +113,7 @@ class EarlyScheduler(AsyncScheduler):
             worker: WorkerHalf = at_hand[0]
             if at_hand[1].settled:
                 time.sleep(LET_GO_SECONDS)
-            if worker.expects or not self._looked:
+            if worker.expects:
                 self._take(self._complete(*at_hand))
             self._use_in_step(*at_hand)
             output = super().schedule(*arguments, **named)

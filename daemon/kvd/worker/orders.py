@@ -193,8 +193,9 @@ class StepOrders:
     has loads under way that must miss, by request. It names transfers (id and prefiller) of which nothing is wanted,
     because the prompt is cached here or the request has ended. It names requests whose blocks the prefiller may free
     now, what the prefiller computes for pushes, and pushes that ended. It says what peers may read of a staged engine
-    after the step, and what to add up when the step has run. ``idle``: the step computes nothing. A step has its
-    ``number``, from 1 on, where loads may come to ask for what was queued before it (`LoadOrder.after`).
+    after the step, and what to add up when the step has run. ``idle``: the step computes nothing. Steps have a
+    ``number``, from 1 on, where it is known which blocks each may touch (`LoadOrder.after`). What was queued before a
+    ``marked`` one is kept in mind: loads of later steps may wait for that.
     """
 
     loads: list[LoadOrder] = field(default_factory=list)
@@ -209,6 +210,7 @@ class StepOrders:
     sums: SumOrders = field(default_factory=SumOrders)
     idle: bool = False
     number: int = 0
+    marked: bool = False
 
     @property
     def may_wait(self) -> bool:

@@ -37,7 +37,7 @@ class Reporting:
         self._complete: list[Load] = []
         self._in_step: list[Load] = []
         self.asked_early = False
-        """Whether somebody asks before each step."""
+        """Whether somebody asks before each step that loads are under way in."""
 
     def note(self, load: Load) -> None:
         """A load has ended."""
@@ -60,9 +60,9 @@ class Reporting:
         return bool(self.results.sent or self.results.received or self._complete)
 
     @property
-    def complete(self) -> bool:
-        """Whether complete loads wait to be told."""
-        return bool(self._complete)
+    def expects(self) -> bool:
+        """Whether complete loads wait to be asked for, or it is not known yet that somebody asks."""
+        return bool(self._complete) or not self.asked_early
 
     def hold(self) -> list[Load]:
         """Complete loads for this step to tell. Where somebody asks early, those noted after this are left to that."""
@@ -80,7 +80,7 @@ class Reporting:
         return told
 
     def tell_early(self) -> tuple[set[str], StepOutcomes]:
-        """The complete loads that were not told, with their outcomes; from now on asked for before each step."""
+        """The complete loads that were not told, with their outcomes; from now on they are asked for before a step."""
         self.asked_early = True
         outcomes = StepOutcomes()
         if not self._complete:

@@ -35,7 +35,7 @@ once from a thread that waits; the bytes move while the engine goes on."""
 SOON = 5e-3
 """Seconds within which a load is due that an engine without other work waits for, and makes no step meanwhile."""
 MARKS = 16
-"""Numbered steps of which it is kept what was queued before them."""
+"""Marked steps of which it is kept what was queued before them."""
 NEAR, NEAR_PAST = 3e-4, 2e-4
 """Seconds within which a load is due that a step with other work is put off for, and how long after that it begins
 anyway. The step after it would be the next to use the load, some 2.5 ms later."""
@@ -67,19 +67,24 @@ class StepLoads:
         self._in_step = in_step
         self._reached: StreamEvent | None = None
         self._marks: deque[tuple[int, StreamEvent]] = deque(maxlen=MARKS)
-        """The last numbered steps: what was queued on the device before each, its changes of blocks included."""
+        """The last marked steps: what was queued on the device before each, its changes of blocks included."""
         self._gate = StreamGate(proceed, refuse)
 
-    def bound(self, orders: StepOrders) -> None:
-        """Before a step, or ahead of it: loads must wait for what is queued on the device by now, and not for more."""
+    def ahead(self) -> None:
+        """Ahead of a step: loads that begin now must wait for what is queued on the device by now.
+
+        The step is not marked: what it changes of blocks comes after this.
+        """
         self._reached = None
-        before = self._marks[-1][0] if self._marks else 0
-        if orders.number not in (0, before):
-            if orders.number < before:  # another scheduler counts
-                self._marks.clear()
-            if (reached := self._now()) is not None:
-                self._marks.append((orders.number, reached))
-        for order in orders.loads:
+
+    def bound(self, orders: StepOrders) -> None:
+        """Before a step: loads must wait for what is queued on the device by now, and not for more."""
+        self._reached = None
+        if self._marks and orders.number <= self._marks[-1][0] and orders.number:  # another scheduler counts
+            self._marks.clear()
+        if orders.number and (orders.marked or not self._marks) and (reached := self._now()) is not None:
+            self._marks.append((orders.number, reached))
+        for order in orders.loads:  # what they need is recorded now: when they begin the step may be queued
             self._device_for(order)
 
     def begin(self, orders: StepOrders) -> None:

@@ -218,7 +218,7 @@ class WorkerHalf:
 
         Whether loads begin. They are given ``wait`` seconds to be posted.
         """
-        self.loads.bound(orders)
+        self.loads.ahead()
         self._order_loads(orders)
         loads, orders.loads, orders.answered, orders.dropped = orders.loads, [], [], []
         self.loads.give_time(loads, wait)
@@ -226,11 +226,11 @@ class WorkerHalf:
 
     @property
     def expects(self) -> bool:
-        """Whether a load is under way, or complete and not reported. Else `complete` has nothing to tell."""
-        return bool(self.loads.begun) or self._reporting.complete
+        """Whether to ask `complete`: a load is under way, or complete and not reported, or nobody asked before."""
+        return bool(self.loads.begun) or self._reporting.expects
 
     def complete(self, wait: float = 0.0) -> tuple[set[str], StepOutcomes]:
-        """The loads that are complete and were not reported; ``wait`` as for `results`. Asked before each step."""
+        """The loads that are complete and were not reported; ``wait`` as for `results`. Asked before a step."""
         self._look(wait)
         return self._reporting.tell_early()
 

@@ -42,6 +42,19 @@ def test_who_asks_early_gets_them_once() -> None:
     assert reporting.outcomes() == StepOutcomes()
 
 
+def test_who_asks_early_need_not_ask_for_nothing() -> None:
+    reporting = Reporting()
+    assert reporting.expects, "nobody has asked yet, and the steps would tell"
+    reporting.tell_early()
+    assert not reporting.expects
+    reporting.note(ended(GONE))
+    assert not reporting.expects, "a miss is the step's"
+    reporting.note(ended())
+    assert reporting.expects
+    reporting.tell_early()
+    assert not reporting.expects
+
+
 def test_the_step_leaves_them_to_who_asks_early_and_tells_them_one_later() -> None:
     reporting = Reporting()
     reporting.tell_early()

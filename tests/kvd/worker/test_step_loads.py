@@ -31,6 +31,17 @@ def test_a_load_begins_before_its_step_does(rig: Rig) -> None:
     assert rig.same((2, 9), (5, 6))
 
 
+def test_who_asks_before_steps_is_told_whether_there_is_anything_to_ask_for(rig: Rig) -> None:
+    decoder = rig.decoder
+    assert decoder.expects, "nobody has asked yet"
+    decoder.complete()
+    assert not decoder.expects
+    decoder.begin_ahead(StepOrders(loads=[pulled()]), 0.0)
+    assert decoder.expects
+    assert eventually(lambda: decoder.complete()[0]) == {"d-1"}
+    assert not decoder.expects
+
+
 def test_its_step_does_not_begin_it_again(rig: Rig) -> None:
     orders = StepOrders(loads=[pulled()], freed=["p-1"])
     assert rig.decoder.begin_ahead(orders, 0.0)
@@ -76,8 +87,9 @@ def test_a_load_waits_for_the_steps_alone_that_may_touch_its_blocks(
     device = Device()
     rig.decoder.loads._record_event = device.mark  # type: ignore[assignment]
     for number in (1, 2):  # before step 2 begins the device has step 1 to do
-        rig.decoder.begin_ahead(StepOrders(number=number), 0.0)
-        rig.decoder.bound(StepOrders(number=number))
+        orders = StepOrders(number=number, marked=True)
+        rig.decoder.begin_ahead(orders, 0.0)
+        rig.decoder.bound(orders)
         assert device.queued == number, "what is queued before a step is marked once"
     device.done = done
     rig.decoder.begin_ahead(StepOrders(number=3, loads=[replace(pulled(), after=after)]), 0.0)
@@ -92,17 +104,42 @@ def test_a_load_waits_for_the_steps_alone_that_may_touch_its_blocks(
     assert rig.same((2, 9), (5, 6))
 
 
-def test_marks_of_a_scheduler_before_are_worth_nothing(rig: Rig) -> None:
+@pytest.mark.parametrize("last", [1, 999])
+def test_marks_of_a_scheduler_before_are_worth_nothing(last: int, rig: Rig) -> None:
     device = Device()
     rig.decoder.loads._record_event = device.mark  # type: ignore[assignment]
-    for number in (998, 999):
-        rig.decoder.bound(StepOrders(number=number))
+    rig.decoder.bound(StepOrders(number=last, marked=True))
     device.done = device.queued
-    rig.decoder.begin_ahead(StepOrders(number=1, loads=[replace(pulled(), after=-3)]), 0.0)
+    first = StepOrders(number=1, marked=True)
+    rig.decoder.begin_ahead(first, 0.0)
+    rig.decoder.bound(first)
+    rig.decoder.begin_ahead(StepOrders(number=2, loads=[replace(pulled(), after=-3)]), 0.0)
     eventually(lambda: device.asked > 3)
     assert rig.untouched(2, 9)
     device.done = device.queued
     assert rig.results().received == {"d-1"}
+
+
+def test_a_step_that_begins_ahead_is_marked_once_what_it_changes_of_blocks_is_queued(rig: Rig) -> None:
+    device = Device()
+    rig.decoder.loads._record_event = device.mark  # type: ignore[assignment]
+    orders = StepOrders(number=7, marked=True)
+    rig.decoder.begin_ahead(orders, 0.0)
+    assert device.queued == 0
+    rig.decoder.bound(orders)
+    assert device.queued == 1
+
+
+def test_a_worker_without_a_mark_marks_the_first_step_that_has_a_number(rig: Rig) -> None:
+    device = Device()
+    rig.decoder.loads._record_event = device.mark  # type: ignore[assignment]
+    for number in (0, 5, 6, 7):
+        rig.decoder.bound(StepOrders(number=number))
+    assert device.queued == 1
+    device.done = 1
+    rig.decoder.begin_ahead(StepOrders(number=8, loads=[replace(pulled(), after=4)]), 0.0)
+    assert rig.results().received == {"d-1"}
+    assert device.queued == 1
 
 
 @pytest.mark.parametrize(
@@ -116,12 +153,12 @@ def test_marks_of_a_scheduler_before_are_worth_nothing(rig: Rig) -> None:
 def test_an_event_is_recorded_where_a_load_needs_it(after: int | None, recorded: int, rig: Rig) -> None:
     device = Device()
     rig.decoder.loads._record_event = device.mark  # type: ignore[assignment]
-    rig.decoder.bound(StepOrders(number=2))
+    rig.decoder.bound(StepOrders(number=2, marked=True))
     before = device.queued
-    rig.decoder.bound(StepOrders())
-    assert device.queued == before, "no load, and no number"
+    rig.decoder.bound(StepOrders(number=3))
+    assert device.queued == before, "it has no load, and no mark"
     device.done = before + recorded
-    orders = StepOrders(loads=[replace(pulled(), after=after), replace(pulled("d-2"), after=after)])
+    orders = StepOrders(number=4, loads=[replace(pulled(), after=after), replace(pulled("d-2"), after=after)])
     rig.decoder.begin_ahead(orders, 0.0)
     assert device.queued == before + recorded, "one for all loads of a step"
 

@@ -33,6 +33,10 @@ class InStepWorker:
 
     # --- as early.py has it ---
 
+    @property
+    def expects(self) -> bool:
+        return bool(self.begun)
+
     def begin_ahead(self, orders: StepOrders, _wait: float) -> bool:
         loads, orders.loads, orders.answered, orders.dropped = orders.loads, [], [], []
         self.begun += loads

@@ -7,7 +7,7 @@ the load's blocks nor gives them to another.
 
 The scheduler tells its workers with a step. That takes another step once the answer is there, so kvd tells the workers
 of its host of a confirmation, at once. Whoever comes second says nothing new, but for a refusal by the scheduler: it
-counts as long as the load is not reported. A scheduler that has its only worker at hand tells it before each step; if
+counts as long as the load is not reported. A scheduler that has its only worker at hand tells it before a step; if
 such a load is short, kvd tells nobody (`kvd.vllm.scheduler.in_step`).
 
 **Why an answer that comes later is enough.** The prefiller's scheduler opens a lease once, before anybody has its

@@ -64,7 +64,7 @@ class Claims:
         self._asker = ClaimAsker(settings, engine_id, session, known)
         self._claims: dict[str, Claim] = {}
         self._beside: dict[str, Claim] = {}
-        """Those beside which loads run, as far as they were not answered; what became of some may be known since."""
+        """Claims whose loads began before they were answered. One is taken out at the first look after that."""
         self._answered: list[ClaimAnswer] = []
         self._declined: list[tuple[str, RemotePrefill]] = []
         self._transfers = TransferIds()

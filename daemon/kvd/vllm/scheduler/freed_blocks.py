@@ -25,7 +25,7 @@ from kvd.worker.orders import LoadOrder
 KEPT = 16
 """Steps for which it is remembered what was taken back. Of a block of before, that many steps ago counts."""
 MARKED = 8
-"""Of so many steps one is numbered in any case: so what a load waits for is never younger than that."""
+"""Of so many steps one is marked in any case: what a load of blocks that were free for long waits for is as old."""
 
 
 class FreedBlocks:
@@ -69,22 +69,22 @@ class FreedBlocks:
         lately = (step for step, freed in self._freed if not freed.isdisjoint(blocks))
         return max(lately, default=self._step - KEPT)
 
-    def scheduled(self, loads: list[LoadOrder], output: object) -> tuple[int, list[LoadOrder]]:
-        """The number of the step that was scheduled; its loads, which wait for more where it changes blocks itself.
+    def scheduled(self, loads: list[LoadOrder], output: object) -> tuple[int, bool, list[LoadOrder]]:
+        """The number of the step that was scheduled, 0 where nothing is known of blocks; whether it is to be marked.
 
-        The number is 0 where nobody needs to know what was queued before the step: no block was taken back since the
-        step before it, or nothing is known of blocks.
+        It is where a block was taken back since the step before it, and every `MARKED` steps. And its loads, which wait
+        for more where it changes blocks itself.
         """
         if self._pool is None:
-            return 0, loads
+            return 0, False, loads
         freed = bool(self._freed) and self._freed[-1][0] == self._step
-        numbered = freed or self._step % MARKED == 0
+        marked = freed or self._step % MARKED == 0
         self._step += 1
         while self._freed and self._freed[0][0] <= self._step - KEPT:
             self._freed.popleft()
         if loads and changes_some(output):
             loads = [_beside_changes(order, output) for order in loads]
-        return self._step if numbered else 0, loads
+        return self._step, marked, loads
 
 
 def _beside_changes(order: LoadOrder, output: object) -> LoadOrder:

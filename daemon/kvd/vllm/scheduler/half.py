@@ -135,23 +135,23 @@ class SchedulerHalf:
         for claim in self._claims.renew(time.monotonic(), scheduled):
             self._not_loaded(claim)
         pushes, push_ends = self._pushes.take(output)
-        number, loads = self.freed_blocks.scheduled(self._orders, output)
-        orders = StepOrders(
+        number, marked, loads = self.freed_blocks.scheduled(self._orders, output)
+        dropped, self._orders, self._dropped = self._dropped, [], []
+        return StepOrders(
             number=number,
+            marked=marked,
             sums=self._sampling.take(output),
             pushes=pushes,
             push_ends=push_ends,
             stage=[StageOrder(*found) for found in self._staged.take(output)],
             loads=loads,
             answered=self._claims.take_answered(),
-            dropped=self._dropped,
+            dropped=dropped,
             faults=self._forced.take(output),
             declined=self._claims.take_declined(),
             freed=self._leases.take_freed(time.monotonic(), self._closed_by_us),
             idle=output is not None and not output.num_scheduled_tokens,
         )
-        self._orders, self._dropped = [], []
-        return orders
 
     def close(self) -> None:
         """End the session with kvd."""

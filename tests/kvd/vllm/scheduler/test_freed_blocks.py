@@ -72,7 +72,7 @@ def load(*blocks: int) -> LoadOrder:
 def after(freed: FreedBlocks, one: LoadOrder, output: Output = PLAIN) -> int | None:
     """The last step that may touch the blocks of a load which the next step orders."""
     given = replace(one, after=freed.last_use(one.block_ids))
-    _, (found,) = freed.scheduled([given], output)
+    *_, (found,) = freed.scheduled([given], output)
     assert replace(found, after=None) == one
     return found.after
 
@@ -173,37 +173,41 @@ def test_of_a_pool_that_nobody_watches_nothing_is_spared() -> None:
 def test_without_vllms_word_nothing_is_known() -> None:
     one = load(2, 9)
     assert FreedBlocks().last_use(one.block_ids) is None
-    assert FreedBlocks().scheduled([one], PLAIN) == (0, [one])
+    assert FreedBlocks().scheduled([one], PLAIN) == (0, False, [one])
 
 
-def test_a_step_is_numbered_where_a_block_was_taken_back_since_the_one_before_it(
+def test_steps_are_counted(freed: FreedBlocks) -> None:
+    assert [freed.scheduled([], PLAIN)[0] for _ in range(3)] == [1, 2, 3]
+
+
+def test_a_step_is_marked_where_a_block_was_taken_back_since_the_one_before_it(
     freed: FreedBlocks, pool: Pool
 ) -> None:
-    numbers = []
+    marked = []
     for step in range(1, 6):
         if step in (3, 5):
             pool.free_blocks([Block(step)])
-        numbers.append(freed.scheduled([], PLAIN)[0])
-    assert numbers == [1, 0, 3, 0, 5]
+        marked.append(freed.scheduled([], PLAIN)[1])
+    assert marked == [True, False, True, False, True]
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=5 * KEPT), st.integers(0, 40))
-def test_a_load_finds_a_numbered_step_behind_the_last_use_of_its_blocks_and_long_ago_of_others(
+def test_a_load_finds_a_marked_step_behind_the_last_use_of_its_blocks_and_long_ago_of_others(
     frees: list[bool], block: int
 ) -> None:
-    pool, freed, numbers, used = Pool(), FreedBlocks(), [], 0
+    pool, freed, marks, used = Pool(), FreedBlocks(), [], 0
     freed.watch(pool)
     for step, takes_back in enumerate(frees):
         if takes_back:  # step 0 is none: before any there was nothing to touch a block
             pool.free_blocks([Block(step % 41)])
             used = step if step % 41 == block else used
-        number, _ = freed.scheduled([], PLAIN)
-        numbers.append(number)
+        number, marked, _ = freed.scheduled([], PLAIN)
+        marks += [number] * marked
     after = freed.last_use({block})
     assert after is not None
     assert not used or after >= used
-    coming, _ = freed.scheduled([], PLAIN)
-    behind = next((number for number in [*numbers, coming] if number > after), None)
+    coming, marked, _ = freed.scheduled([], PLAIN)
+    behind = next((number for number in [*marks, *[coming] * marked] if number > after), None)
     if len(frees) - used >= KEPT:
         assert behind is not None
         assert behind <= len(frees) - (KEPT - MARKED) + 1, "what is waited for was queued long ago"
