@@ -44,15 +44,16 @@ def test_who_asks_early_gets_them_once() -> None:
 
 def test_who_asks_early_need_not_ask_for_nothing() -> None:
     reporting = Reporting()
-    assert reporting.expects, "nobody has asked yet, and the steps would tell"
-    reporting.tell_early()
-    assert not reporting.expects
-    reporting.note(ended(GONE))
-    assert not reporting.expects, "a miss is the step's"
-    reporting.note(ended())
-    assert reporting.expects
-    reporting.tell_early()
-    assert not reporting.expects
+    expected = [reporting.expects]  # nobody has asked yet, and the steps would tell
+    for happens in (
+        reporting.tell_early,
+        lambda: reporting.note(ended(GONE)),  # the step's to tell
+        lambda: reporting.note(ended()),
+        reporting.tell_early,
+    ):
+        happens()
+        expected.append(reporting.expects)
+    assert expected == [True, False, False, True, False]
 
 
 def test_the_step_leaves_them_to_who_asks_early_and_tells_them_one_later() -> None:

@@ -33,13 +33,14 @@ def test_a_load_begins_before_its_step_does(rig: Rig) -> None:
 
 def test_who_asks_before_steps_is_told_whether_there_is_anything_to_ask_for(rig: Rig) -> None:
     decoder = rig.decoder
-    assert decoder.expects, "nobody has asked yet"
+    expected = [decoder.expects]  # nobody has asked yet
     decoder.complete()
-    assert not decoder.expects
+    expected.append(decoder.expects)
     decoder.begin_ahead(StepOrders(loads=[pulled()]), 0.0)
-    assert decoder.expects
+    expected.append(decoder.expects)
     assert eventually(lambda: decoder.complete()[0]) == {"d-1"}
-    assert not decoder.expects
+    expected.append(decoder.expects)
+    assert expected == [True, False, True, False]
 
 
 def test_its_step_does_not_begin_it_again(rig: Rig) -> None:
