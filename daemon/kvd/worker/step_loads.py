@@ -70,18 +70,18 @@ class StepLoads:
         """The last marked steps: what was queued on the device before each, its changes of blocks included."""
         self._gate = StreamGate(proceed, refuse)
 
-    def ahead(self) -> None:
-        """Ahead of a step: loads that begin now must wait for what is queued on the device by now.
+    def ahead(self, orders: StepOrders) -> None:
+        """Ahead of a step: loads must wait for what is queued on the device by now, and not for more.
 
-        The step is not marked: what it changes of blocks comes after this.
+        The step is not marked yet: what it changes of blocks is queued later.
         """
         self._reached = None
+        if self._marks and 0 < orders.number <= self._marks[-1][0]:  # another scheduler counts
+            self._marks.clear()
 
     def bound(self, orders: StepOrders) -> None:
-        """Before a step: loads must wait for what is queued on the device by now, and not for more."""
-        self._reached = None
-        if self._marks and orders.number <= self._marks[-1][0] and orders.number:  # another scheduler counts
-            self._marks.clear()
+        """Before a step, once what it changes of blocks is queued. As `ahead`, and its mark."""
+        self.ahead(orders)
         if orders.number and (orders.marked or not self._marks) and (reached := self._now()) is not None:
             self._marks.append((orders.number, reached))
         for order in orders.loads:  # what they need is recorded now: when they begin the step may be queued

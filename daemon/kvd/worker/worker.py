@@ -204,8 +204,8 @@ class WorkerHalf:
             self._reporting.note(load)
 
     def _look(self, wait: float) -> None:
-        if self.loads.begun:
-            self._note(self._ends.take(0.0 if self._reporting.waits else wait))
+        """Take note of what ended, also of loads whose name another one has by now."""
+        self._note(self._ends.take(wait if self.loads.begun and not self._reporting.waits else 0.0))
 
     def outcomes(self) -> StepOutcomes | None:
         """Causes for the scheduler's half, of what `results` reported, and what peers' reads cost. Clears them."""
@@ -218,7 +218,7 @@ class WorkerHalf:
 
         Whether loads begin. They are given ``wait`` seconds to be posted.
         """
-        self.loads.ahead()
+        self.loads.ahead(orders)
         self._order_loads(orders)
         loads, orders.loads, orders.answered, orders.dropped = orders.loads, [], [], []
         self.loads.give_time(loads, wait)

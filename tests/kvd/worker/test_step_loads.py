@@ -111,10 +111,7 @@ def test_marks_of_a_scheduler_before_are_worth_nothing(last: int, rig: Rig) -> N
     rig.decoder.loads._record_event = device.mark  # type: ignore[assignment]
     rig.decoder.bound(StepOrders(number=last, marked=True))
     device.done = device.queued
-    first = StepOrders(number=1, marked=True)
-    rig.decoder.begin_ahead(first, 0.0)
-    rig.decoder.bound(first)
-    rig.decoder.begin_ahead(StepOrders(number=2, loads=[replace(pulled(), after=-3)]), 0.0)
+    rig.decoder.begin_ahead(StepOrders(number=1, marked=True, loads=[replace(pulled(), after=-3)]), 0.0)
     eventually(lambda: device.asked > 3)
     assert rig.untouched(2, 9)
     device.done = device.queued
@@ -167,6 +164,20 @@ def test_an_event_is_recorded_where_a_load_needs_it(after: int | None, recorded:
 def test_an_engine_that_has_time_waits_until_it_is_posted(rig: Rig) -> None:
     rig.decoder.begin_ahead(StepOrders(loads=[pulled()]), FOREVER)
     assert rig.decoder.loads.begun["d-1"].times.posted
+
+
+def test_the_end_of_a_load_is_told_though_another_has_its_name(rig: Rig) -> None:
+    device = Device()
+    rig.decoder.loads._record_event = device.mark  # type: ignore[assignment]
+    rig.decoder.begin_ahead(StepOrders(loads=[pulled()]), 0.0)
+    first = rig.decoder.loads.begun["d-1"]
+    other = order(prefill(((5, 6),)), (3, 4), refused="no")
+    rig.decoder.begin_ahead(StepOrders(loads=[other]), 0.0)
+    assert rig.decoder.results().failed == {"d-1"}
+    assert not rig.decoder.loads.begun
+    device.done = device.queued
+    eventually(lambda: first.times.ended > 0)
+    assert eventually(lambda: rig.decoder.results().received) == {"d-1"}
 
 
 def test_no_engine_waits_for_a_load_that_has_ended(rig: Rig) -> None:
