@@ -17,7 +17,8 @@ from kvd.wire.handshake import GetPeer
 from tests.support.engine_calls import ask_workers
 
 CONNECT_SECONDS = 15.0
-WARM_PROMPTS = 10
+WARM_PROMPTS, WARM_ANSWER = 10, 4
+"""Prompts, and the tokens of each answer: a hand-over's step computes a single token, as only steps of answers do."""
 
 
 def warm(fleet: Fleet, running: Sequence[Pair], lengths: Sequence[int]) -> None:
@@ -71,7 +72,7 @@ def firsts(fleet: Fleet, running: Sequence[Pair], mode: Mode, tokens: int, round
 def _warm_as_asked(fleet: Fleet, pair: Pair, tokens: int) -> None:
     for _ in range(WARM_PROMPTS):
         for engine in pair.engines:
-            _split(engine, "warm", fresh(tokens), None)
+            _split(engine, "warm", fresh(tokens), None, WARM_ANSWER)
     fleet.report.say(f"{pair.spec.name}: warm")
 
 
@@ -152,10 +153,14 @@ def _first(fleet: Fleet, pair: Pair, mode: Mode, tokens: int, note: str) -> None
 
 
 def _split(
-    engine: EngineProcess, name: str, tokens: Sequence[int], params: dict[str, Any] | None
+    engine: EngineProcess,
+    name: str,
+    tokens: Sequence[int],
+    params: dict[str, Any] | None,
+    answer: int = 1,
 ) -> dict[str, float]:
     """Seconds until the engine's core had a request, until its first step, until its token, until that was here."""
-    request = {"id": f"{name}-{time.monotonic_ns()}", "prompt_token_ids": list(tokens), "max_tokens": 1}
+    request = {"id": f"{name}-{time.monotonic_ns()}", "prompt_token_ids": list(tokens), "max_tokens": answer}
     found = engine.call(SERVE, {**request, "kv_transfer_params": params}).result(ANSWER_SECONDS)
     at = [found["got"], found["queued"], found["scheduled"], found["first"], found["tokens"][0][0]]
     names = ("to the core", "to the step", "step", "answer")
