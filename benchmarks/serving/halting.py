@@ -48,5 +48,6 @@ def going(busy: Busy, name: str) -> Iterator[None]:
     try:
         yield
     finally:
-        with contextlib.suppress(ProcessLookupError, FileNotFoundError):  # one that has died stands still
-            halt(*pids)
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError, FileNotFoundError):  # one that has died stands still
+                halt(pid)

@@ -25,7 +25,7 @@ from kvd.worker.orders import LoadOrder
 KEPT = 16
 """Steps for which it is remembered what was taken back. Of a block of before, that many steps ago counts."""
 MARKED = 8
-"""Of so many steps one is marked in any case: what a load of blocks that were free for long waits for is as old."""
+"""One of so many steps is marked in any case: a load into blocks that were free for long waits for old steps only."""
 
 
 class FreedBlocks:
@@ -72,8 +72,8 @@ class FreedBlocks:
     def scheduled(self, loads: list[LoadOrder], output: object) -> tuple[int, bool, list[LoadOrder]]:
         """The number of the step that was scheduled, 0 where nothing is known of blocks; whether it is to be marked.
 
-        It is where a block was taken back since the step before it, and every `MARKED` steps. And its loads, which wait
-        for more where it changes blocks itself.
+        It is to be where a block was taken back since the step before it, and every `MARKED` steps. And its loads,
+        which wait for more where it changes blocks itself.
         """
         if self._pool is None:
             return 0, False, loads

@@ -53,9 +53,8 @@ def told(
     read = [reader.read_document(worker.geometry)[0] for worker in card.workers]
     for worker, geometry in zip(card.workers, read, strict=True):
         kinds.add(worker, geometry)
-    with patch.object(
-        found_by, "EXCHANGE_SECONDS", 60.0
-    ):  # what is found may not depend on how busy the machine is
+    # What is found may not depend on how busy the machine is.
+    with patch.object(found_by, "EXCHANGE_SECONDS", 60.0):
         exchange = find_exchange(local, replace(remote, workers=tuple(read)), kinds, pushes=pushes)
     if exchange is None:
         return None
