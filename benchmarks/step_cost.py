@@ -48,8 +48,8 @@ ANSWERED = 8
 BESIDE = 200
 """Tokens of the answer of one that decodes beside it."""
 INSTANT = {"kv_connector": "InstantConnector", "kv_connector_module_path": "benchmarks.instant_connector"}
-AFTER = 0.05
-"""Seconds after the first token within which threads are still watched."""
+AFTER = 0.2
+"""Seconds after the first token within which threads are still watched: until records are written."""
 
 
 @dataclass

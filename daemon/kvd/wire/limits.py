@@ -34,7 +34,7 @@ MOST_LEASES_HELD = 4096
 MOST_LEASE_READERS = 16
 """Readers of a lease that an operator is shown by name."""
 MOST_RECORDS = 128
-"""Records in one report: kvd takes so many within some 20 ms. Workers send one by one."""
+"""Records in one report: kvd takes so many within some 20 ms."""
 MOST_BLOCKS = 1 << 20
 """Blocks of a request in one KV cache group: 16 million tokens in blocks of 16."""
 MOST_ROWS = 131_072

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import queue
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import islice
 
 from kvd.geometry.model import WorkerGeometry
 from kvd.shown import logger
@@ -24,6 +26,9 @@ from kvd.worker.session import SessionProtocol
 from kvd.worker.tally import TransferTally
 
 log = logger(__name__)
+
+AT_ONCE = 32
+"""Most records in a message, of 50 KB each at most."""
 
 Complete = Callable[[TransferRecord], TransferRecord]
 """Adds to a record what else is known of its load."""
@@ -54,7 +59,8 @@ class LoadEnds:
         self._ended: queue.Queue[Load] = queue.Queue()
         self._unanswered = Unanswered()
         self._checked = CheckedReads(session)
-        self._later = Later()
+        self._written: deque[tuple[str, TransferRecord]] = deque()
+        self._later = Later(self._deliver)
 
     def take(self, wait: float = 0.0) -> Iterator[Load]:
         """Loads that ended since this was last asked; the first is waited for so many seconds."""
@@ -101,9 +107,11 @@ class LoadEnds:
         elif not self._unanswered.keeps(load, report):
             report()
 
-    def write_down(self) -> None:
-        """Write down now what has ended: no step has any use for this thread."""
-        self._later.flush()
+    def step(self, *, idle: bool) -> None:
+        """A step begins. What has ended is written down if that computes nothing: it has no use for this thread."""
+        self._later.stepped = time.monotonic()
+        if idle:
+            self._later.flush()
 
     def close(self, until: float) -> None:
         """Write all down; from now on that is done at once. Waits to time.monotonic() ``until`` at most."""
@@ -135,7 +143,16 @@ class LoadEnds:
             return
         self._paths.note(entry)
         self._tally.note(entry)
-        self._session().deliver(
-            f"transfer {entry.transfer_id} {load.times.ended}",
-            ReportTransfers(incarnation=self._incarnation, records=(entry,)),
-        )
+        self._written.append((f"transfer {entry.transfer_id} {load.times.ended}", entry))
+
+    def _deliver(self) -> None:
+        """Tell kvd of all that is written down."""
+        while written := list(islice(self._taken(), AT_ONCE)):
+            records = tuple(entry for _, entry in written)
+            report = ReportTransfers(incarnation=self._incarnation, records=records)
+            self._session().deliver(written[0][0], report)
+
+    def _taken(self) -> Iterator[tuple[str, TransferRecord]]:
+        with contextlib.suppress(IndexError):  # another thread may take some
+            while True:
+                yield self._written.popleft()

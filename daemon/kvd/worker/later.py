@@ -1,7 +1,9 @@
-"""Work of an engine that nobody waits for, put off until the step that a load was for has been launched.
+"""Work of an engine that nobody waits for, put off until well behind the step that a load was for, and done together.
 
 A thread that computes holds Python's lock, and vLLM launches a step's kernels under it. A load's record, and whatever
-follows from it, took a third of a millisecond of the step that gives the first token.
+follows from it, took a third of a millisecond of the step that gives the first token. Ten milliseconds later it took
+that of two steps of all that is decoded by then: with none of its code in the processor's caches a record takes five
+times as long as with it, and its message two more turns of threads.
 """
 
 from __future__ import annotations
@@ -18,41 +20,57 @@ log = logger(__name__)
 
 LATER_SECONDS = 0.01
 """By then a step that was about to be scheduled is launched, and a short one is over."""
+TOGETHER_SECONDS = 0.1
+"""From one time at which what was put off is done to the next. They are the same in all of a process's threads."""
+RESTS_SECONDS = 0.02
+"""An engine that has made no step for so long has none to make, or a long one under way."""
+LONGEST_SECONDS = 0.5
+"""So long work is put off where one step follows the other."""
+
+
+def together(now: float) -> float:
+    """When what is put off at time.monotonic() ``now`` is due: `LATER_SECONDS` after that at the soonest."""
+    return ((now + LATER_SECONDS) // TOGETHER_SECONDS + 1) * TOGETHER_SECONDS
 
 
 class Later:
-    """A thread that does what it is given `LATER_SECONDS` after it was given; it starts with the first."""
+    """A thread that does what it is given later, at a time when the engine rests if there is one; see `together`."""
 
-    def __init__(self) -> None:
+    def __init__(self, done: Callable[[], None] = lambda: None) -> None:
+        """``done`` is called when several works were done, on whatever thread that was."""
+        self._done = done
         self._alarm = Alarm()
-        self._works: deque[Callable[[], None]] = deque()
+        self._works: deque[tuple[float, Callable[[], None]]] = deque()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._closed = False
+        self.stepped = 0.0
+        """When the engine last began a step (time.monotonic()); whoever knows sets it."""
 
     def put(self, work: Callable[[], None]) -> None:
         """Do this later; at once after `close`, and where the system starts no thread for it.
 
         Any thread may ask for it, none is woken for it now.
         """
+        now = time.monotonic()
         with self._lock:
-            self._works.append(work)
-            self._alarm.by(time.monotonic() + LATER_SECONDS)
+            self._works.append((now, work))
+            self._alarm.by(together(now))
             put_off = not self._closed and self._started()
         if not put_off:
             self.flush()
 
     def flush(self) -> None:
         """Do all of it now, on this thread."""
+        if not self._works:
+            return
         while self._works:
             try:
-                work = self._works.popleft()
+                _, work = self._works.popleft()
             except IndexError:  # the other thread had it
-                return
-            try:
-                work()
-            except Exception:  # what is left has to be done all the same
-                log.exception("something that was put off failed")
+                break
+            self._do(work)
+        self._do(self._done)
 
     def close(self, until: float) -> None:
         """Do all of it now; wait for the thread's end to time.monotonic() ``until``. Idempotent."""
@@ -65,6 +83,12 @@ class Later:
         if thread is None or not thread.is_alive():
             self._alarm.close()
         self.flush()
+
+    def _do(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception:  # what is left has to be done all the same
+            log.exception("something that was put off failed")
 
     def _started(self) -> bool:
         if self._thread is None:
@@ -79,4 +103,16 @@ class Later:
     def _run(self) -> None:
         while not self._closed:
             self._alarm.wait()
-            self.flush()
+            now = time.monotonic()
+            if self._may_wait(now):
+                self._alarm.by(together(now))
+            else:
+                self.flush()
+
+    def _may_wait(self, now: float) -> bool:
+        """Whether the engine makes one step after the other, and nothing has been put off for too long."""
+        try:
+            oldest, _ = self._works[0]
+        except IndexError:  # another thread has done it
+            return False
+        return not self._closed and now - self.stepped < RESTS_SECONDS and now - oldest < LONGEST_SECONDS

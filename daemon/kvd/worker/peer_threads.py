@@ -58,7 +58,7 @@ class PeerThreads:
         """Have its thread look at a pull that was posted in its step, and the watcher at its deadline."""
         if thread := self.pull_threads.get(load.order.prefill.engine_id):
             thread.look_now()
-        self._watch.nudge()
+        self._watch.by(load.deadline)
 
     def landed(self, load: Load) -> bool:
         """Whether all of a pull that is posted is here, in time."""
@@ -101,7 +101,7 @@ class PeerThreads:
         if thread is None:
             return SHUTTING_DOWN
         thread.begin(load)
-        self._watch.nudge()
+        self._watch.by(load.deadline)
         return None
 
     def _thread_of(self, load: Load) -> PullThread | ReceiveThread | None:

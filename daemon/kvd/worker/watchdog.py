@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from kvd.client.alarm import Alarm
 from kvd.shown import logger
 from kvd.worker.load import Load
 
@@ -36,35 +37,41 @@ class Activity:
 
 
 class Watch:
-    """Calls ``look`` with time.monotonic(); it answers with the time of the next look, infinity for none."""
+    """Calls ``look`` with time.monotonic(); it answers with the time of the next look, infinity for none.
+
+    To be told of a time does not wake its thread: most loads are over long before anybody has to look.
+    """
 
     def __init__(self, look: Callable[[float], float]) -> None:
         self._look = look
-        self._wake = threading.Event()
+        self._alarm = Alarm()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="kvd-watch", daemon=True)
         self._thread.start()
 
-    def nudge(self) -> None:
-        """There is something new to look at."""
-        self._wake.set()
+    def by(self, due: float) -> None:
+        """Look by that time.monotonic() at the latest."""
+        self._alarm.by(due)
 
     def close(self) -> None:
         """Look no more. Returns when the thread has ended."""
         self._closed = True
-        self._wake.set()
+        self._alarm.now()
         self._thread.join()
+        self._alarm.close()
 
     def _run(self) -> None:
-        while not self._closed:
-            self._wake.clear()
+        while True:
+            self._alarm.wait()
+            if self._closed:
+                return
             try:
                 due = self._look(time.monotonic())
             except Exception:  # nobody else sees to deadlines
                 log.exception("the watcher of the lanes failed to look; it goes on")
                 due = time.monotonic() + AFTER_ERROR
-            left = None if due == math.inf else max(SHORTEST, due - time.monotonic())
-            self._wake.wait(left)
+            if due < math.inf:
+                self._alarm.by(max(due, time.monotonic() + SHORTEST))
 
 
 def complain(load: Load, now: float, peer: str, doing: str) -> None:

@@ -154,8 +154,7 @@ class WorkerHalf:
         self._reporting.results.sent.update(orders.freed)
         self._summing.begin(orders)
         self._staging = orders.stage
-        if orders.idle:
-            self._ends.write_down()
+        self._ends.step(idle=orders.idle)
         self._order_loads(orders)
         self.in_step.join()
         for request_id, fault in orders.faults:

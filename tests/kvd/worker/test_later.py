@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from kvd.worker import later
-from kvd.worker.later import LATER_SECONDS, Later
+from kvd.wire.transfer import ReportTransfers
+from kvd.worker import ends, later
+from kvd.worker.later import LATER_SECONDS, LONGEST_SECONDS, TOGETHER_SECONDS, Later, together
 from kvd.worker.orders import StepOrders
 from tests.support.no_threads import refuse_threads
 from tests.support.rigs.bench import order, prefill, ready
@@ -38,6 +42,60 @@ def test_work_is_done_later_on_another_thread(works: Later) -> None:
     assert done.wait(SECONDS)
     ((at, thread),) = found
     assert (at >= began + LATER_SECONDS, thread) == (True, "kvd-later")
+
+
+@given(st.floats(0.0, 1e7))
+def test_what_is_put_off_by_many_is_due_at_the_same_times(now: float) -> None:
+    due = together(now)
+    assert LATER_SECONDS - 1e-6 <= due - now <= LATER_SECONDS + TOGETHER_SECONDS + 1e-6
+    assert due / TOGETHER_SECONDS == pytest.approx(round(due / TOGETHER_SECONDS))
+
+
+class Looks:
+    """Puts looks at what was put off close together, and counts them; the engine rests from the third on."""
+
+    def __init__(self, works: Later, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.works, self.count = works, 0
+        monkeypatch.setattr(later, "together", self.due)
+
+    def due(self, now: float) -> float:
+        self.count += 1
+        if self.count == 3:
+            self.works.stepped = 0.0
+        return now
+
+
+def test_work_waits_while_one_step_follows_the_other(works: Later, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(later, "LONGEST_SECONDS", 3600.0)
+    done, looks = threading.Event(), Looks(works, monkeypatch)
+    works.stepped = math.inf
+    works.put(done.set)
+    assert done.wait(SECONDS)
+    assert looks.count == 3
+
+
+def test_work_does_not_wait_for_ever_for_an_engine_that_never_rests(
+    works: Later,
+) -> None:
+    done = threading.Event()
+    works.stepped = math.inf
+    began = time.monotonic()
+    works.put(done.set)
+    assert done.wait(SECONDS)
+    assert time.monotonic() - began >= LONGEST_SECONDS
+
+
+def test_it_is_told_once_when_several_works_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(later, "LATER_SECONDS", 3600.0)
+    found: list[str] = []
+    works = Later(lambda: found.append("done"))
+    works.flush()
+    assert found == []
+    for name in "ab":
+        works.put(lambda name=name: found.append(name))  # type: ignore[misc]
+    works.flush()
+    works.close(time.monotonic() + SECONDS)
+    assert found == ["a", "b", "done"]
 
 
 def test_where_the_system_starts_no_thread_work_is_done_at_once(
@@ -124,3 +182,18 @@ def test_a_worker_that_ends_writes_all_down(monkeypatch: pytest.MonkeyPatch) -> 
     assert rig.records() == []
     rig.close()
     assert [record.state for record in rig.records()] == ["done"]
+
+
+def test_the_records_of_several_loads_go_to_kvd_in_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(later, "LATER_SECONDS", 3600.0)
+    monkeypatch.setattr(ends, "AT_ONCE", 2)
+    rig = Rig()
+    rig.script.push(ready(rig.card))
+    for number in range(3):
+        rig.start(order(prefill(((5, 6),)), (2, 9), request_id=f"d-{number}"))
+        rig.results()
+    assert rig.records() == []
+    rig.decoder.start(StepOrders(idle=True))
+    told = [[record.request_id for record in report.records] for report in rig.script.told(ReportTransfers)]
+    assert told == [["d-0", "d-1"], ["d-2"]]
+    rig.close()

@@ -13,7 +13,7 @@ from kvd.worker import watchdog as watch
 from kvd.worker.watchdog import Watch
 
 
-def test_it_looks_again_when_it_is_due_and_when_nudged() -> None:
+def test_it_looks_when_it_is_told_to_and_when_it_is_due() -> None:
     looks: queue.Queue[float] = queue.Queue()
     due = [time.monotonic() + 0.02, math.inf]
 
@@ -22,12 +22,15 @@ def test_it_looks_again_when_it_is_due_and_when_nudged() -> None:
         return due.pop(0) if due else math.inf
 
     one = Watch(look)
+    one.by(time.monotonic())
     first, second = looks.get(timeout=10), looks.get(timeout=10)
     assert second - first >= 0.01
-    one.nudge()
-    looks.get(timeout=10)
+    one.by(later := time.monotonic() + 0.02)
+    assert looks.get(timeout=10) >= later
+    one.by(time.monotonic() + 3600.0)
     one.close()
-    assert looks.empty()
+    assert looks.empty(), "nobody is woken before it is due"
+    one.by(0.0)  # of no use to anybody now
 
 
 def test_a_look_that_fails_is_logged_and_the_next_one_comes(
@@ -44,6 +47,7 @@ def test_a_look_that_fails_is_logged_and_the_next_one_comes(
 
     with caplog.at_level(logging.ERROR):
         one = Watch(look)
+        one.by(0.0)
         while looks.qsize() < 2:
             time.sleep(0)
         one.close()

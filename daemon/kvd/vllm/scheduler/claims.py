@@ -42,7 +42,7 @@ from kvd.wire.lease import LeaseRelease
 from kvd.wire.limits import LONGEST_ID
 from kvd.wire.registration import OpenReader
 from kvd.worker.cause import Cause
-from kvd.worker.later import LATER_SECONDS
+from kvd.worker.later import together
 from kvd.worker.orders import ClaimAnswer, StepOutcomes
 from kvd.worker.remote import RemotePrefill, RemotePush
 from kvd.worker.session import SessionProtocol
@@ -367,7 +367,8 @@ class Claims:
         if claim.lease.asked:  # else the lease may be another request's, which may still come for it
             release = LeaseRelease(key=lease_key(claim.prefill), reader=claim.reader, result=result)
             # Of a request that goes on here the next step gives the first token, and has more use for this process.
-            after = LATER_SECONDS if result == "done" and not abandoned else 0.0
+            now = time.monotonic()
+            after = together(now) - now if result == "done" and not abandoned else 0.0
             self._asker.session.deliver(
                 f"reader {claim.reader}", release, self._settings.lease_seconds * 2, after=after
             )

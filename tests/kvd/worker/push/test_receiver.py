@@ -245,7 +245,7 @@ def test_what_was_announced_is_never_reported_before_a_stuck_call_returns(
         go_on, reached = rig.gates.stop("progress")
         assert reached.wait(10)
         rig.expire()
-        rig.decoder._peers._watch.nudge()
+        rig.decoder._peers._watch.by(0.0)
         eventually(lambda: "load of d-1 from p" in caplog.text)
     assert "while its thread is busy serving its window" in caplog.text
     assert not rig.decoder.results().received
