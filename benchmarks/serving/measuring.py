@@ -17,6 +17,7 @@ from benchmarks.serving.halting import busy_pairs, going, standing_still
 from benchmarks.serving.in_host import FACTS
 from benchmarks.serving.ledger import loads_since, newest
 from benchmarks.serving.router import RoutedPrompt, run_cell
+from benchmarks.serving.same_cores import place
 
 FACTS_SECONDS = 10.0
 CORE = ("queued", "scheduled", "first")
@@ -41,6 +42,7 @@ def measure(
     for pair, mode in turns:
         for number in range(2):
             _do(fleet, pair, mode, first, number, note="warm")
+    place(fleet.running)
     busy = busy_pairs(fleet.running)
     with standing_still(busy):
         for number in range(rounds):

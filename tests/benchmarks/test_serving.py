@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
@@ -23,6 +25,7 @@ from benchmarks.serving.cells import arrivals, at_rate, mixed, one_at_a_time
 from benchmarks.serving.halting import going, standing_still
 from benchmarks.serving.in_host import FACTS, SERVE
 from benchmarks.serving.measuring import measure
+from benchmarks.serving.same_cores import bind, shares
 from kvctl.demo.engine_spec import EngineSpec
 from kvctl.processes.errors import EngineGone
 from kvd.wire.identity import Endpoint
@@ -339,6 +342,28 @@ def test_what_vllm_bench_serve_says_is_the_median_of_rounds() -> None:
 def test_each_table_has_its_place_on_the_page() -> None:
     page = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
     assert [name for name in TABLES if f"<!-- gpu: {name} -->" not in page] == []
+
+
+def test_each_role_has_a_quarter_of_the_cores() -> None:
+    assert shares(range(7)) is None
+    found = shares({*range(9)})
+    assert found is not None
+    assert (found.prefill, found.decode, found.rest) == ([0, 1], [2, 3], [4, 5, 6, 7, 8])
+
+
+def test_all_threads_of_a_process_are_bound() -> None:
+    program = "import threading; threading.Thread(target=input).start(); print('up', flush=True)"
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as one:
+        assert one.stdout is not None
+        one.stdout.readline()
+        core = min(os.sched_getaffinity(0))
+        bind(one.pid, [core])
+        threads = [int(thread.name) for thread in Path(f"/proc/{one.pid}/task").iterdir()]
+        assert len(threads) == 2
+        assert [os.sched_getaffinity(thread) for thread in threads] == [{core}, {core}]
+        one.communicate(b"\n")
+    bind(one.pid, [core])
 
 
 def test_busy_engines_stand_still_but_while_they_are_measured() -> None:
