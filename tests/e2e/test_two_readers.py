@@ -205,9 +205,12 @@ def test_a_load_runs_beside_its_claim_and_is_used_once_that_is_confirmed(trio: T
         trio.two.submit_alone(prompt_of(100, seed=8), ANSWER).result(120)  # which takes many steps
         assert not beside.done()
     assert beside.result(120).token_ids == right
-    (record,) = [
-        one for one in transfers(trio.hosts[2]) if one.remote_request_id == params["remote_request_id"]
-    ]
+    (record,) = wait_for(
+        lambda: [
+            one for one in transfers(trio.hosts[2]) if one.remote_request_id == params["remote_request_id"]
+        ],
+        60.0,
+    )
     assert (record.state, record.code) == (("miss", "LEASE_ENDED") if released else ("done", ""))
     assert record.bytes
     assert record.moments["posted"] < record.moments["answered"]
