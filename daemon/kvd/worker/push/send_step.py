@@ -70,7 +70,12 @@ def awaits_device(target: PushTarget, computed: Computed, *, woken: bool) -> boo
 
 
 def poll(target: PushTarget, outgoing: Outgoing, lanes: WriteLanes) -> None:
-    """Look at what is under way."""
+    """Look at what is under way.
+
+    Of a layer a post counts when all before it have landed: where both end between two looks, or a backend ends them in
+    any order, the later one is seen first, and what it completes is not there yet.
+    """
+    unwritten: set[str] = set()
     for post in list(target.flying):
         state = state_of(post.transfer, post.lane)
         if state is State.FAILED:
@@ -78,8 +83,12 @@ def poll(target: PushTarget, outgoing: Outgoing, lanes: WriteLanes) -> None:
             target.dirty = True
             lanes.leave()
             target.close(Cause(f"{post.transfer.peer}: {post.transfer.reason}", "TRANSFER_FAILED"))
-        elif state is State.DONE:
+        elif state is State.PENDING or not unwritten.isdisjoint(post.layers):
+            unwritten.update(post.layers)
+        else:
             target.flying.remove(post)
+            if target.cause is not None:
+                continue  # what was posted before it may have failed
             if post.epoch == outgoing.epoch(target.key.transfer_id):
                 written(target, post.layers)
             elif not target.flying:
