@@ -7,11 +7,14 @@ import queue
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from functools import partial
 from itertools import islice
 
+from kvd.client.errors import RefusedByDaemon, Unencodable
 from kvd.geometry.model import WorkerGeometry
 from kvd.shown import logger
+from kvd.wire.frame import Message
 from kvd.wire.transfer import ReportTransfers, TransferRecord, bounded
 from kvd.worker.cause import Cause
 from kvd.worker.checksums.comparing import Checking
@@ -27,8 +30,8 @@ from kvd.worker.tally import TransferTally
 
 log = logger(__name__)
 
-AT_ONCE = 32
-"""Most records in a message, of 50 KB each at most."""
+MOST_TOLD = 16
+"""Records in a message, of 150 KB each at most: kvd takes 4 MiB."""
 
 Complete = Callable[[TransferRecord], TransferRecord]
 """Adds to a record what else is known of its load."""
@@ -147,10 +150,21 @@ class LoadEnds:
 
     def _deliver(self) -> None:
         """Tell kvd of all that is written down."""
-        while written := list(islice(self._taken(), AT_ONCE)):
-            records = tuple(entry for _, entry in written)
-            report = ReportTransfers(incarnation=self._incarnation, records=records)
-            self._session().deliver(written[0][0], report)
+        while written := list(islice(self._taken(), MOST_TOLD)):
+            told = self._tell(*written)
+            if len(written) > 1:
+                told.add_done_callback(partial(self._tell_each, written))
+
+    def _tell(self, *written: tuple[str, TransferRecord]) -> Future[Message]:
+        records = tuple(entry for _, entry in written)
+        report = ReportTransfers(incarnation=self._incarnation, records=records)
+        return self._session().deliver(written[0][0], report)
+
+    def _tell_each(self, written: list[tuple[str, TransferRecord]], told: Future[Message]) -> None:
+        """Tell of each by itself where all together were refused: it may be for one of them."""
+        if not told.cancelled() and isinstance(told.exception(), (Unencodable, RefusedByDaemon)):
+            for one in written:
+                self._tell(one)
 
     def _taken(self) -> Iterator[tuple[str, TransferRecord]]:
         with contextlib.suppress(IndexError):  # another thread may take some

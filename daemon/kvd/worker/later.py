@@ -1,9 +1,9 @@
 """Work of an engine that nobody waits for, put off until well behind the step that a load was for, and done together.
 
-A thread that computes holds Python's lock, and vLLM launches a step's kernels under it. A load's record, and whatever
-follows from it, took a third of a millisecond of the step that gives the first token. Ten milliseconds later it took
-that of two steps of all that is decoded by then: with none of its code in the processor's caches a record takes five
-times as long as with it, and its message two more turns of threads.
+A thread that computes holds Python's lock, and vLLM launches a step's kernels under it. Right behind a load, its record
+and what follows from it took a third of a millisecond of the step that gives the first token. Ten milliseconds later,
+each load by itself, they took more of two later steps: what has none of its code in the processor's caches takes five
+times as long, and each message takes two turns of threads.
 """
 
 from __future__ import annotations
@@ -21,11 +21,14 @@ log = logger(__name__)
 LATER_SECONDS = 0.01
 """By then a step that was about to be scheduled is launched, and a short one is over."""
 TOGETHER_SECONDS = 0.1
-"""From one time at which what was put off is done to the next. They are the same in all of a process's threads."""
+"""From one time at which what was put off is done to the next. They are a host's: of the workers of one engine, whose
+steps wait for each other, all do it in the same step."""
 RESTS_SECONDS = 0.02
 """An engine that has made no step for so long has none to make, or a long one under way."""
-LONGEST_SECONDS = 0.5
-"""So long work is put off where one step follows the other."""
+PUT_OFF_SECONDS = 0.5
+"""So long at most work is put off where one step follows the other."""
+AT_ONCE = 32
+"""Works, records for instance, that take no more than one step's time."""
 
 
 def together(now: float) -> float:
@@ -37,7 +40,7 @@ class Later:
     """A thread that does what it is given later, at a time when the engine rests if there is one; see `together`."""
 
     def __init__(self, done: Callable[[], None] = lambda: None) -> None:
-        """``done`` is called when several works were done, on whatever thread that was."""
+        """``done`` is called after one or several works were done, on whatever thread that was."""
         self._done = done
         self._alarm = Alarm()
         self._works: deque[tuple[float, Callable[[], None]]] = deque()
@@ -62,15 +65,8 @@ class Later:
 
     def flush(self) -> None:
         """Do all of it now, on this thread."""
-        if not self._works:
-            return
-        while self._works:
-            try:
-                _, work = self._works.popleft()
-            except IndexError:  # the other thread had it
-                break
-            self._do(work)
-        self._do(self._done)
+        if self._works:
+            self._flush(len(self._works))
 
     def close(self, until: float) -> None:
         """Do all of it now; wait for the thread's end to time.monotonic() ``until``. Idempotent."""
@@ -82,7 +78,16 @@ class Later:
             thread.join(max(0.0, until - time.monotonic()))
         if thread is None or not thread.is_alive():
             self._alarm.close()
-        self.flush()
+        self._flush(len(self._works))  # the thread may be stuck in one work, and have done others
+
+    def _flush(self, count: int) -> None:
+        for _ in range(count):
+            try:
+                _, work = self._works.popleft()
+            except IndexError:  # the other thread had it
+                break
+            self._do(work)
+        self._do(self._done)
 
     def _do(self, work: Callable[[], None]) -> None:
         try:
@@ -103,16 +108,17 @@ class Later:
     def _run(self) -> None:
         while not self._closed:
             self._alarm.wait()
-            now = time.monotonic()
-            if self._may_wait(now):
+            if count := self._count_due(now := time.monotonic()):
+                self._flush(count)
+            if self._works:
                 self._alarm.by(together(now))
-            else:
-                self.flush()
 
-    def _may_wait(self, now: float) -> bool:
-        """Whether the engine makes one step after the other, and nothing has been put off for too long."""
-        try:
-            oldest, _ = self._works[0]
-        except IndexError:  # another thread has done it
-            return False
-        return not self._closed and now - self.stepped < RESTS_SECONDS and now - oldest < LONGEST_SECONDS
+    def _count_due(self, now: float) -> int:
+        """How many works to do now: none while one step follows the other, unless one has waited for long."""
+        put = [at for at, _ in list(self._works)]
+        steps = now - self.stepped < RESTS_SECONDS
+        if not put or (steps and now - put[0] < PUT_OFF_SECONDS - TOGETHER_SECONDS):
+            return 0
+        # One that was put off just before may be of a step that is about to be launched.
+        due = sum(at <= now - LATER_SECONDS for at in put)
+        return min(due, max(AT_ONCE, due // 2)) if steps else due

@@ -15,6 +15,7 @@ from kvd.wire.agent import HeldPeer
 from kvd.wire.push import PushProgress
 from kvd.worker.cause import SHUTTING_DOWN, Cause, from_error
 from kvd.worker.context import WorkerContext
+from kvd.worker.later import together
 from kvd.worker.load import Load
 from kvd.worker.peers.held import Evict
 from kvd.worker.peers.probe import Told
@@ -58,7 +59,7 @@ class PeerThreads:
         """Have its thread look at a pull that was posted in its step, and the watcher at its deadline."""
         if thread := self.pull_threads.get(load.order.prefill.engine_id):
             thread.look_now()
-        self._watch.by(load.deadline)
+        self._watch_soon(load)
 
     def landed(self, load: Load) -> bool:
         """Whether all of a pull that is posted is here, in time."""
@@ -101,8 +102,12 @@ class PeerThreads:
         if thread is None:
             return SHUTTING_DOWN
         thread.begin(load)
-        self._watch.by(load.deadline)
+        self._watch_soon(load)
         return None
+
+    def _watch_soon(self, load: Load) -> None:
+        """Have the watcher look by its deadline, and soon at all there is: what it waits behind may be stuck."""
+        self._watch.by(min(load.deadline, together(time.monotonic())))
 
     def _thread_of(self, load: Load) -> PullThread | ReceiveThread | None:
         """The fork: the thread by which a load comes."""

@@ -11,9 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvd.client.errors import RefusedByDaemon, Unencodable
+from kvd.wire.reply import Refused
 from kvd.wire.transfer import ReportTransfers
 from kvd.worker import ends, later
-from kvd.worker.later import LATER_SECONDS, LONGEST_SECONDS, TOGETHER_SECONDS, Later, together
+from kvd.worker.later import AT_ONCE, LATER_SECONDS, PUT_OFF_SECONDS, TOGETHER_SECONDS, Later, together
 from kvd.worker.orders import StepOrders
 from tests.support.no_threads import refuse_threads
 from tests.support.rigs.bench import order, prefill, ready
@@ -66,7 +68,8 @@ class Looks:
 
 
 def test_work_waits_while_one_step_follows_the_other(works: Later, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(later, "LONGEST_SECONDS", 3600.0)
+    monkeypatch.setattr(later, "PUT_OFF_SECONDS", 3600.0)
+    monkeypatch.setattr(later, "LATER_SECONDS", 0.0)
     done, looks = threading.Event(), Looks(works, monkeypatch)
     works.stepped = math.inf
     works.put(done.set)
@@ -82,7 +85,52 @@ def test_work_does_not_wait_for_ever_for_an_engine_that_never_rests(
     began = time.monotonic()
     works.put(done.set)
     assert done.wait(SECONDS)
-    assert time.monotonic() - began >= LONGEST_SECONDS
+    assert time.monotonic() - began >= PUT_OFF_SECONDS - TOGETHER_SECONDS
+
+
+NOW = 1000.0
+
+
+@pytest.mark.parametrize(
+    ("ages", "stepped", "count"),
+    [
+        ((0.05, LATER_SECONDS / 2), 0.0, 1),  # the second one's step may be about to be launched
+        ((LATER_SECONDS / 2,), 0.0, 0),
+        ((0.1, 0.05), NOW - 0.001, 0),
+        ((PUT_OFF_SECONDS, 0.05), NOW - 0.001, 2),
+        ((PUT_OFF_SECONDS,) * (AT_ONCE + 9), NOW - 0.001, AT_ONCE),
+        (
+            (PUT_OFF_SECONDS,) * 4 * AT_ONCE,
+            NOW - 0.001,
+            2 * AT_ONCE,
+        ),  # however many come, none waits for ever
+        ((PUT_OFF_SECONDS,) * (AT_ONCE + 9), 0.0, AT_ONCE + 9),
+    ],
+)
+def test_how_many_works_are_done_at_a_time(
+    works: Later, ages: tuple[float, ...], stepped: float, count: int
+) -> None:
+    works._works.extend((NOW - age, lambda: None) for age in ages)
+    works.stepped = stepped
+    assert works._count_due(NOW) == count
+
+
+def test_an_end_tells_of_what_a_thread_that_is_stuck_has_done() -> None:
+    found: list[str] = []
+    told: list[list[str]] = []
+    reached, go_on = threading.Event(), threading.Event()
+    works = Later(lambda: told.append(found.copy()))
+
+    def stuck() -> None:
+        reached.set()
+        go_on.wait(SECONDS)
+
+    works.put(lambda: found.append("done"))
+    works.put(stuck)
+    assert reached.wait(SECONDS)
+    works.close(time.monotonic())
+    assert told == [["done"]]
+    go_on.set()
 
 
 def test_it_is_told_once_when_several_works_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,8 +142,8 @@ def test_it_is_told_once_when_several_works_are_done(monkeypatch: pytest.MonkeyP
     for name in "ab":
         works.put(lambda name=name: found.append(name))  # type: ignore[misc]
     works.flush()
-    works.close(time.monotonic() + SECONDS)
     assert found == ["a", "b", "done"]
+    works.close(time.monotonic() + SECONDS)
 
 
 def test_where_the_system_starts_no_thread_work_is_done_at_once(
@@ -186,7 +234,7 @@ def test_a_worker_that_ends_writes_all_down(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_records_of_several_loads_go_to_kvd_in_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(later, "LATER_SECONDS", 3600.0)
-    monkeypatch.setattr(ends, "AT_ONCE", 2)
+    monkeypatch.setattr(ends, "MOST_TOLD", 2)
     rig = Rig()
     rig.script.push(ready(rig.card))
     for number in range(3):
@@ -196,4 +244,26 @@ def test_the_records_of_several_loads_go_to_kvd_in_one_message(monkeypatch: pyte
     rig.decoder.start(StepOrders(idle=True))
     told = [[record.request_id for record in report.records] for report in rig.script.told(ReportTransfers)]
     assert told == [["d-0", "d-1"], ["d-2"]]
+    rig.close()
+
+
+@pytest.mark.parametrize(
+    "why",
+    [Unencodable("half a character"), RefusedByDaemon(Refused(code="KVD-WIRE", message="no", final=True))],
+    ids=["unencodable", "refused"],
+)
+def test_where_several_records_are_refused_each_is_told_by_itself(
+    monkeypatch: pytest.MonkeyPatch, why: Exception
+) -> None:
+    monkeypatch.setattr(later, "LATER_SECONDS", 3600.0)
+    rig = Rig()
+    rig.script.push(ready(rig.card))
+    for number in range(2):
+        rig.start(order(prefill(((5, 6),)), (2, 9), request_id=f"d-{number}"))
+        rig.results()
+    rig.decoder.start(StepOrders(idle=True))
+    (report,) = (one for one in rig.script.delivered if isinstance(one.message, ReportTransfers))
+    report.future.set_exception(why)
+    told = [[record.request_id for record in report.records] for report in rig.script.told(ReportTransfers)]
+    assert told == [["d-0", "d-1"], ["d-0"], ["d-1"]]
     rig.close()

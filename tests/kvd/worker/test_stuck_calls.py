@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 
 import pytest
 
@@ -57,8 +58,12 @@ def test_a_stuck_load_is_never_reported_before_its_call_returns(
         eventually(lambda: "load of stuck from p" in caplog.text)
     assert "while its thread is busy posting" in caplog.text
     assert not rig.decoder.results().received
+    rig.decoder.loads.begun["stuck"].complain_at = time.monotonic() + 3600.0
+    rig.decoder._peers._watch.by(0.0)  # from here on nobody looks for an hour, but for new loads
+    began = time.monotonic()
     rig.start(order(prefill(((6,),), tokens=4), (9,), request_id="later"))
     assert rig.results().received == {"later"}, "a way that is stuck refuses new loads at once"
+    assert time.monotonic() - began < 5.0, "not only when it is complained of again"
     rig.faults.hold = {0}
     go_on.set()
     assert rig.results().failed == {"stuck"}

@@ -367,8 +367,8 @@ class Claims:
         if claim.lease.asked:  # else the lease may be another request's, which may still come for it
             release = LeaseRelease(key=lease_key(claim.prefill), reader=claim.reader, result=result)
             # Of a request that goes on here the next step gives the first token, and has more use for this process.
-            now = time.monotonic()
-            after = together(now) - now if result == "done" and not abandoned else 0.0
+            waits = result == "done" and not abandoned
+            after = together(now := time.monotonic()) - now if waits else 0.0
             self._asker.session.deliver(
                 f"reader {claim.reader}", release, self._settings.lease_seconds * 2, after=after
             )
