@@ -87,9 +87,7 @@ class KvdSession:
         repeated. Where too many wait already the future holds a `ClientError` at once.
         """
         pending = Pending(message, Future(), time.monotonic() + timeout, timeout)
-        if self._pid == os.getpid() and self._side.send_now(pending):
-            return pending.future
-        return self._put(pending)
+        return pending.future if self._sent_now(pending) else self._put(pending)
 
     def deliver(
         self, key: str, message: Fresh, keep_seconds: float = 600.0, *, after: float = 0.0
@@ -97,13 +95,16 @@ class KvdSession:
         """Send at least once: keep ``message`` under ``key`` and repeat it until kvd gave an answer that is no refusal.
 
         A refusal that is ``final`` ends it too: the future holds `RefusedByDaemon`.
-        A newer message under the same key replaces the older one. A callable is called for each sending, on the
-        session's thread, so that durations in it are fresh. After ``keep_seconds`` it is dropped, counted and logged,
-        and the future holds the reason; nobody needs to look at the future. It is not sent before ``after`` seconds,
-        and this session's thread is not woken before that.
+        A newer message under the same key replaces the older one. A callable is called for each sending, on this thread
+        or the session's, so that durations in it are fresh; it must not wait. After ``keep_seconds`` it is dropped,
+        counted and logged, and the future holds the reason; nobody needs to look at the future. It is not sent before
+        ``after`` seconds, and this session's thread is not woken before that.
         """
         now = time.monotonic()
-        return self._put(Pending(message, Future(), now + keep_seconds, keep_seconds, key, due=now + after))
+        pending = Pending(message, Future(), now + keep_seconds, keep_seconds, key, due=now + after)
+        if not after and self._sent_now(pending):
+            return pending.future
+        return self._put(pending)
 
     def close(self, timeout: float = 2.0) -> None:
         """Say goodbye and end the thread, within ``timeout`` seconds. Whatever still waits fails. Idempotent."""
@@ -113,6 +114,9 @@ class KvdSession:
         self._thread.join(timeout)
         if not self._thread.is_alive():
             self._mailbox.ended()
+
+    def _sent_now(self, pending: Pending) -> bool:
+        return self._pid == os.getpid() and self._side.send_now(pending)
 
     def _put(self, pending: Pending) -> Future[Message]:
         ours = self._pid == os.getpid()

@@ -1,7 +1,8 @@
 """The thread's side of a session: the socket, the clocks, and all that waits for an answer.
 
-A call goes out on its caller's thread where nothing is before it. Else the caller, who may be vLLM's scheduler, would
-wake this thread and go on, and the message would wait until this thread has Python's lock.
+A message goes out on its caller's thread where nothing is before it. Else the caller, who may be vLLM's scheduler,
+would wake this thread and go on, and the message would wait until this thread has Python's lock, and takes it from
+whatever launches a step by then.
 """
 
 from __future__ import annotations
@@ -83,21 +84,23 @@ class SessionThread:
             self._keep_time(time.monotonic())
 
     def send_now(self, pending: Pending) -> bool:
-        """On any thread: send a call that no due message is ahead of. False where it has to be posted; never waits.
+        """On any thread: send what no due message is ahead of. False where it has to be posted; never waits.
 
-        Deliveries that are put off do not hold it up.
+        Deliveries that are put off do not hold it up, but an earlier one with its key does.
         """
         if not self._turn.acquire(blocking=False):
             return False
         try:
             now, registered = time.monotonic(), self.registration == "registered" and not self._leaving
-            behind = any(item.due <= now for item in list(self.mailbox.inbox))
+            key = pending.key
+            behind = any(
+                item.due <= now or (key is not None and item.key == key) for item in list(self.mailbox.inbox)
+            )
             if not registered or behind or not self.line.is_free() or len(self.waiting) >= QUEUE:
                 return False
-            correlation = self._next_id()
-            self.waiting[correlation] = pending
-            self._send_pending(correlation, pending, now)
-            self.mailbox.alarm.by(pending.gives_up)
+            self._replace(pending)
+            self._send_pending(self._note(pending), pending, now)
+            self.mailbox.alarm.by(min(pending.due, pending.gives_up))
             if not self.line.is_free():
                 self.mailbox.rouse()
             return True
@@ -275,16 +278,25 @@ class SessionThread:
     def _take_inbox(self) -> None:
         while self.mailbox.inbox:
             item = self.mailbox.inbox.popleft()
-            if item.key is not None and (older := self.deliveries.get(item.key)):
-                fail(self.waiting.pop(older), ClientError(f"a newer delivery {item.key!r} took its place"))
+            self._replace(item)
             if len(self.waiting) >= QUEUE:
                 self.mailbox.counters["dropped"] += 1
                 fail(item, ClientError(f"{QUEUE} messages wait already for kvd at {self.mailbox.address}"))
                 continue
-            correlation = self._next_id()
-            self.waiting[correlation] = item
-            if item.key is not None:
-                self.deliveries[item.key] = correlation
+            self._note(item)
+
+    def _replace(self, item: Pending) -> None:
+        """Give up the older delivery with its key."""
+        if item.key is not None and (older := self.deliveries.get(item.key)):
+            fail(self.waiting.pop(older), ClientError(f"a newer delivery {item.key!r} took its place"))
+
+    def _note(self, item: Pending) -> int:
+        """It waits for its answer from now on: the number that this has."""
+        correlation = self._next_id()
+        self.waiting[correlation] = item
+        if item.key is not None:
+            self.deliveries[item.key] = correlation
+        return correlation
 
     def _keep_time(self, now: float) -> None:
         if self.registration == "registered" and now - self.last_received > max(1.0, 4 * self.heartbeat):

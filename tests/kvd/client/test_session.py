@@ -111,6 +111,31 @@ def test_a_call_is_sent_by_its_caller_where_nothing_is_before_it(monkeypatch: py
         assert sent_by_its_caller(one, monkeypatch)
 
 
+def test_a_delivery_is_sent_by_its_caller_too() -> None:
+    threads: set[str] = set()
+
+    def fresh() -> LeaseOpened:
+        threads.add(threading.current_thread().name)
+        return LeaseOpened(engine_id="e", leases=())
+
+    with daemons() as (kvd,), session(kvd, scheduler(facts("e"))) as one:
+        one.wait(lambda s: s.connected, 20)
+        for number in range(20):
+            assert one.deliver(f"lease {number}", fresh).result(20) == Ok()
+    assert threading.current_thread().name in threads
+
+
+def test_a_delivery_does_not_overtake_an_older_one_with_its_key() -> None:
+    """That is put off, and nobody has taken it out of the inbox yet: it would take the newer one's place."""
+    with daemons() as (kvd,), session(kvd, scheduler(facts("e"))) as one:
+        one.wait(lambda s: s.connected, 20)
+        older = one.deliver("lease", LeaseOpened(engine_id="e", leases=()), after=60.0)
+        newer = one.deliver("lease", LeaseOpened(engine_id="e", leases=()))
+        assert newer.result(20) == Ok()
+        with raises("KVD-CLIENT", match="newer delivery 'lease'"):
+            older.result(20)
+
+
 def test_a_call_from_within_a_push_is_answered_after_it() -> None:
     """The thread that would read the answer is the one that calls."""
     called: list[Future[Message]] = []
