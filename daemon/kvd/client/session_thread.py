@@ -92,20 +92,25 @@ class SessionThread:
             return False
         try:
             now, registered = time.monotonic(), self.registration == "registered" and not self._leaving
-            key = pending.key
-            behind = any(
-                item.due <= now or (key is not None and item.key == key) for item in list(self.mailbox.inbox)
-            )
-            if not registered or behind or not self.line.is_free() or len(self.waiting) >= QUEUE:
+            free = registered and self.line.is_free() and len(self.waiting) < QUEUE
+            if not free or now >= pending.gives_up or self._any_before(pending, now):
                 return False
             self._replace(pending)
-            self._send_pending(self._note(pending), pending, now)
-            self.mailbox.alarm.by(min(pending.due, pending.gives_up))
+            correlation = self._note(pending)
+            self._send_pending(correlation, pending, now)
+            if correlation in self.waiting:
+                self.mailbox.alarm.by(min(pending.due, pending.gives_up))
             if not self.line.is_free():
                 self.mailbox.rouse()
             return True
         finally:
             self._turn.release()
+
+    def _any_before(self, pending: Pending, now: float) -> bool:
+        """Whether something that is due, or has its key, has not been sent."""
+        inbox, key = list(self.mailbox.inbox), pending.key
+        due = any(item.due <= now for item in (*inbox, *self.waiting.values()))
+        return due or (key is not None and any(item.key == key for item in inbox))
 
     def _wait(self, milliseconds: int) -> None:
         if self.line.wait(milliseconds):

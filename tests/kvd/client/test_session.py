@@ -136,6 +136,23 @@ def test_a_delivery_does_not_overtake_an_older_one_with_its_key() -> None:
             older.result(20)
 
 
+def test_nothing_is_sent_past_what_is_due_nor_once_its_time_is_over() -> None:
+    with daemons() as (kvd,), session(kvd, scheduler(facts("e"))) as one:
+        one.wait(lambda s: s.connected, 20)
+        one.deliver("lease", LeaseOpened(engine_id="e", leases=()), after=60.0)
+        one.deliver("other", LeaseOpened(engine_id="e", leases=())).result(20)
+        wait_for(lambda: not one._mailbox.inbox)
+        now = time.monotonic()
+        assert not one._side.send_now(Pending(GetStatus(), Future(), now, 0.0))
+        call = Pending(GetStatus(), Future(), now + 20.0, 20.0)
+        with one._side._turn:  # so that the session's thread does not send it first
+            (put_off,) = (kept for kept in one._side.waiting.values() if kept.key == "lease")
+            put_off.due = now
+            assert one._side._any_before(call, time.monotonic())
+            put_off.due = now + 60.0
+            assert not one._side._any_before(call, time.monotonic())
+
+
 def test_a_call_from_within_a_push_is_answered_after_it() -> None:
     """The thread that would read the answer is the one that calls."""
     called: list[Future[Message]] = []

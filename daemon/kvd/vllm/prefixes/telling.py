@@ -11,10 +11,11 @@ from kvd.client.errors import ClientError
 from kvd.vllm.prefixes.boundaries import Boundaries
 from kvd.wire.frame import Message
 from kvd.wire.prefixes.hints import HintsTaken, TellHints
+from kvd.worker.later import LATER_SECONDS
 from kvd.worker.session import SessionProtocol
 
 HINT_SECONDS = 0.25
-"""The least time between two messages. What an idle engine has just computed is told of at once."""
+"""The least time between two messages. What an idle engine has computed is told of right after its step."""
 
 
 class HintTeller:
@@ -34,7 +35,8 @@ class HintTeller:
         with self._lock:
             waits, self._waits = self._waits, True
         if not waits:
-            after = max(0.0, self._told_at + HINT_SECONDS - time.monotonic())
+            # Not at once, or it is composed within the step, of the first block that this touches.
+            after = max(LATER_SECONDS, self._told_at + HINT_SECONDS - time.monotonic())
             sent = self._session.deliver("hints", self._message, math.inf, after=after)
             sent.add_done_callback(self._answered)
 

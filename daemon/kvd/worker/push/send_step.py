@@ -87,7 +87,7 @@ def poll(target: PushTarget, outgoing: Outgoing, lanes: WriteLanes) -> None:
             unwritten.update(post.layers)
         else:
             target.flying.remove(post)
-            if target.cause is not None:
+            if target.cause is not None or target.dirty:
                 continue  # what was posted before it may have failed
             if post.epoch == outgoing.epoch(target.key.transfer_id):
                 written(target, post.layers)
@@ -169,7 +169,9 @@ def _post(target: PushTarget, computed: Computed, outgoing: Outgoing, lanes: Wri
         target.source = computed.blocks
         try:
             layers, rows = next_post(target, computed, ends)
-            if not len(rows):
+            if not len(rows):  # of a rank that no token of this chunk is for
+                if any(not layers.keys().isdisjoint(post.layers) for post in target.flying):
+                    break  # they are written when what was posted before is
                 target.posted.update(layers)
                 written(target, layers)
                 continue

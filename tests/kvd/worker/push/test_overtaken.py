@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from kvctl.engines.sources import planned
 from kvd.backends.contract import State
+from kvd.geometry.model import EngineGeometry
 from kvd.worker.load import state_of
+from tests.support import oracle
 from tests.support.rigs.bench import eventually
-from tests.support.rigs.dense import REQUEST, announce, dense
+from tests.support.rigs.dense import REQUEST, announce, dense, ids, shrunk
 from tests.support.rigs.send import Prefiller, SendRig, sending, step
 
 LOOK = "kvd.worker.push.send_step.state_of"
@@ -96,3 +100,56 @@ def test_where_the_earlier_one_fails_the_later_one_is_not_there_either(rig: Send
     eventually(rig.failures)
     eventually(lambda: rig.all_sent("r"))
     assert rig.there() == set()
+
+
+# --- a rank of which the last chunk has nothing ---
+
+
+def small(text: str) -> EngineGeometry:
+    """An engine of twelve blocks."""
+    made = planned("deepseek-v3", text)
+    return shrunk(replace(made, workers=tuple(replace(worker, num_blocks=12) for worker in made.workers)))
+
+
+SHARED = oracle.Request(local={0: ids(3, 4, 5)}, remote={0: ids(1, 2, 7, 8, 9)}, tokens=79)
+"""Decode-context ranks take blocks of 16 tokens in turns: the second one has none of the last 15."""
+
+
+@pytest.fixture
+def shared() -> Iterator[SendRig]:
+    """What was cached of the prompt is under way to the second of two ranks, and the rest of it computed."""
+    here, there = small("tp=1,block_size=16"), small("tp=2,dcp=2,interleave=16,block_size=16")
+    with sending(here, there) as made:
+        made.fill(SHARED.remote)
+        made.workers[0].faults.hold |= {0}
+        made.announce(SHARED.local, SHARED.tokens, worker=1, seconds=500.0)
+        made.begin(step(SHARED.remote, 79, 79, held=64))
+        eventually(lambda: posts(made.workers[0]) == 1)
+        made.stepped()
+        looks = threading.Semaphore(0)
+
+        def noting(transfer: Any, lane: Any) -> State:
+            looks.release()
+            return state_of(transfer, lane)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(LOOK, noting)
+            for _ in range(4):
+                assert looks.acquire(timeout=10.0)
+        yield made
+
+
+def test_a_chunk_without_bytes_waits_for_those_before_it(shared: SendRig) -> None:
+    assert shared.there(worker=1) == set()
+    shared.workers[0].faults.release(0)
+    layers = shared.p.workers[0].layers
+    eventually(lambda: shared.there(worker=1) == {(layer, 79) for layer in layers})
+    assert posts(shared.workers[0]) == 1
+    assert shared.as_pulled(SHARED, 1)
+
+
+def test_a_chunk_without_bytes_does_not_make_up_for_one_that_failed(shared: SendRig) -> None:
+    shared.workers[0].faults.fail_after[0] = 0
+    shared.workers[0].faults.release(0)
+    eventually(lambda: shared.failures(worker=1))
+    assert shared.there(worker=1) == set()
