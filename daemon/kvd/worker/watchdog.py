@@ -39,7 +39,7 @@ class Activity:
 class Watch:
     """Calls ``look`` with time.monotonic(); it answers with the time of the next look, infinity for none.
 
-    To be told of a time does not wake its thread: most loads are over long before anybody has to look.
+    To be told of a time does not wake its thread: of loads that begin close together there is one look.
     """
 
     def __init__(self, look: Callable[[float], float]) -> None:
