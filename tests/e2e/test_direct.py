@@ -9,8 +9,8 @@ import pytest
 
 from kvctl.demo.deployment import Deployment
 from tests.support.deployments import prompt_of, running, transfers_of
-from tests.support.engine_calls import reset_prefix_cache
 from tests.support.engine_pids import engine_pids
+from tests.support.forgetting import forget_prefixes
 
 pytestmark = pytest.mark.e2e
 
@@ -40,7 +40,7 @@ def memfds(pids: Sequence[int]) -> set[int]:
 def test_llama_decodes_what_it_read_from_its_neighbour(llama: Deployment, tokens: int) -> None:
     prompt = prompt_of(tokens)
     alone = llama.decode.submit(prompt, ANSWER).result(120)
-    assert reset_prefix_cache(llama.decode)
+    forget_prefixes(llama.decode)
 
     asked = llama.ask(prompt, ANSWER)
 
@@ -61,7 +61,7 @@ def test_the_decoder_has_mapped_the_prefillers_memory(gdn: Deployment) -> None:
 def test_a_hybrid_decodes_what_auto_read_directly(gdn: Deployment, tokens: int) -> None:
     prompt = prompt_of(tokens)
     alone = gdn.decode.submit_alone(prompt, ANSWER).result(120)
-    assert reset_prefix_cache(gdn.decode)
+    forget_prefixes(gdn.decode)
 
     asked = gdn.ask(prompt, ANSWER)
 

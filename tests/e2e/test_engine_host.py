@@ -17,8 +17,9 @@ from kvctl.processes.errors import EngineStartFailed
 from kvctl.processes.tree import shared_memory
 from tests.support import nursery
 from tests.support.deployments import found_out
-from tests.support.engine_calls import abort, engine_metrics, reset_prefix_cache, running_engine
+from tests.support.engine_calls import abort, engine_metrics, running_engine
 from tests.support.engine_pids import engine_pids
+from tests.support.forgetting import forget_prefixes
 from tests.support.tiny_models import write_model
 
 pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore:.*:DeprecationWarning")]
@@ -92,7 +93,7 @@ def test_an_aborted_request_ends_early_and_frees_its_blocks(engine: EngineProces
     assert answer.finish_reason == "abort"
     assert len(answer.token_ids) < 4000
     assert engine.submit(prompt(3, 50), 4).result(30).error == ""
-    assert reset_prefix_cache(engine)
+    forget_prefixes(engine)
 
 
 def test_a_request_that_cannot_be_served_fails_alone(engine: EngineProcess) -> None:

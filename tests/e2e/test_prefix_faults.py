@@ -16,6 +16,7 @@ from tests.support.daemons import wait_for
 from tests.support.deployments import prompt_of
 from tests.support.engine_calls import engine_metrics, reset_prefix_cache
 from tests.support.engine_pids import engine_pids
+from tests.support.forgetting import forget_prefixes
 from tests.support.halting import halted
 from tests.support.sharing import Sharing, sharing
 from tests.support.sleeping_worker import EXTENSION, put_to_sleep, wake
@@ -57,7 +58,7 @@ def alone(pair: Sharing, prompt: list[int]) -> tuple[int, ...]:
         wait_for(lambda engine=engine: reset_prefix_cache(engine), 60.0)  # type: ignore[misc]
     answered = pair.engines["b"].submit(prompt, ANSWER).result(120)
     assert answered.num_cached_tokens == 0
-    assert reset_prefix_cache(pair.engines["b"])
+    forget_prefixes(pair.engines["b"])
     return answered.token_ids
 
 
@@ -107,7 +108,7 @@ def test_what_was_read_is_used_only_if_it_was_held_until_then(pair: Sharing, fol
     if lose == "evicted":
         forget(pair)
     elif lose == "reset":
-        assert reset_prefix_cache(pair.engines["a"])
+        forget_prefixes(pair.engines["a"])
     (folder / "hold").unlink()
     answered = asked.result(120)
 
@@ -116,7 +117,7 @@ def test_what_was_read_is_used_only_if_it_was_held_until_then(pair: Sharing, fol
     record = pair.last_read("b", "a", before)
     assert (record.state, record.code) == (("done", "") if lose == "kept" else ("miss", "PREFIX_LOST"))
     # Nothing is kept for anybody, on either side.
-    assert all(reset_prefix_cache(engine) for engine in pair.engines.values())
+    forget_prefixes(*pair.engines.values())
 
 
 def test_an_evicted_prefix_is_not_found(pair: Sharing) -> None:
@@ -134,7 +135,7 @@ def test_a_hint_on_what_is_gone_costs_one_question(pair: Sharing, folder: Path) 
     expected, before = alone(pair, prompt), len(pair.read("b", "a"))
     compute(pair, prompt)
     (folder / "quiet").touch()
-    assert reset_prefix_cache(pair.engines["a"])
+    forget_prefixes(pair.engines["a"])
     questions = pair.counted("b", "prefixes.questions", "prefixes.questions_wasted")
     answered = pair.engines["b"].submit(prompt, ANSWER).result(120)
     assert (answered.error, answered.token_ids, answered.num_cached_tokens) == ("", expected, 0)
@@ -146,7 +147,7 @@ def test_a_hint_on_what_is_gone_costs_one_question(pair: Sharing, folder: Path) 
     for seed, engine in enumerate(pair.engines.values(), 7):
         assert engine.submit(prompt_of(BLOCK + 1, seed=seed), 1).result(120).error == ""
     pair.settle()
-    assert reset_prefix_cache(pair.engines["b"])
+    forget_prefixes(pair.engines["b"])
     questions = pair.counted("b", "prefixes.questions")
     assert pair.engines["b"].submit(prompt, ANSWER).result(120).token_ids == expected
     assert pair.counted("b", "prefixes.questions") == questions
@@ -177,10 +178,10 @@ def test_a_kvd_that_was_killed_and_is_back_finds_what_is_held(
     answered = asked.result(120)
     assert (answered.error, answered.token_ids, answered.num_cached_tokens) == ("", expected, 0)
     # Without it nothing is found.
-    assert reset_prefix_cache(pair.engines["b"])
+    forget_prefixes(pair.engines["b"])
     answered = pair.engines["b"].submit(prompt, ANSWER).result(120)
     assert (answered.token_ids, answered.num_cached_tokens) == (expected, 0)
-    assert reset_prefix_cache(pair.engines["b"])
+    forget_prefixes(pair.engines["b"])
 
     kvd.process = start_kvd(kvd.name, kvd.directory, listen=f"{endpoint.host}:{endpoint.port}").process
     wait_for(lambda: pair.lives(which), 60.0)
@@ -189,7 +190,7 @@ def test_a_kvd_that_was_killed_and_is_back_finds_what_is_held(
     assert pair.last_read("b", "a", before).state == "miss"
     answered = pair.engines["b"].submit(prompt, ANSWER).result(120)
     assert (answered.token_ids, answered.num_cached_tokens) == (expected, HELD)
-    assert all(reset_prefix_cache(engine) for engine in pair.engines.values())
+    forget_prefixes(*pair.engines.values())
 
 
 @pytest.mark.parametrize("pair", ["llama"], indirect=True)
@@ -206,10 +207,10 @@ def test_a_holder_that_does_not_say_whether_it_held_a_prefix_did_not(pair: Shari
     assert pair.last_read("b", "a", before).state == "miss"
     # It goes on, and what it holds is found as before.
     wait_for(lambda: pair.lives("a"), 60.0)
-    assert reset_prefix_cache(pair.engines["b"])
+    forget_prefixes(pair.engines["b"])
     answered = pair.engines["b"].submit(prompt, ANSWER).result(120)
     assert (answered.token_ids, answered.num_cached_tokens) == (expected, HELD)
-    assert all(reset_prefix_cache(engine) for engine in pair.engines.values())
+    forget_prefixes(*pair.engines.values())
 
 
 @pytest.mark.parametrize("pair", ["llama"], indirect=True)
@@ -225,7 +226,7 @@ def test_a_holder_that_goes_to_sleep_while_it_is_read_holds_nothing(pair: Sharin
 
     # Its hints ended with its generation, so that nobody asks it.
     wait_for(lambda: pair.hinted("b", "a") == 0, 30.0)
-    assert reset_prefix_cache(pair.engines["b"])
+    forget_prefixes(pair.engines["b"])
     questions = pair.counted("b", "prefixes.questions")
     assert pair.engines["b"].submit(prompt, ANSWER).result(120).token_ids == expected
     assert pair.counted("b", "prefixes.questions") == questions
@@ -234,11 +235,11 @@ def test_a_holder_that_goes_to_sleep_while_it_is_read_holds_nothing(pair: Sharin
     wake(pair.engines["a"])
     wait_for(lambda: pair.lives("a"), 60.0)
     pair.introduce()
-    assert reset_prefix_cache(pair.engines["b"])
+    forget_prefixes(pair.engines["b"])
     compute(pair, prompt)
     answered = pair.engines["b"].submit(prompt, ANSWER).result(120)
     assert (answered.token_ids, answered.num_cached_tokens) == (expected, HELD)
-    assert all(reset_prefix_cache(engine) for engine in pair.engines.values())
+    forget_prefixes(*pair.engines.values())
 
 
 def test_a_holder_that_was_killed_while_it_was_read_is_a_miss(pair: Sharing, folder: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from kvctl.demo.deployment import PREFILL_PARAMS
 from tests.support.deployments import HYBRID_BLOCK, prompt_of
-from tests.support.engine_calls import reset_prefix_cache
+from tests.support.forgetting import forget_prefixes
 from tests.support.sharing import Sharing, sharing
 from tests.support.tiny_models import MODELS
 
@@ -66,7 +66,7 @@ def test_an_engine_computes_of_a_prompt_what_nobody_holds(llama: Sharing) -> Non
         held = (len(prompt) + ANSWER - 1) // BLOCK * BLOCK
         prompt, before = [*prompt, *answered.token_ids, *prompt_of(250, seed=ord(name))], name
     # What all of them answered is what one of them computes alone.
-    assert all(reset_prefix_cache(engine) for engine in llama.engines.values())
+    forget_prefixes(*llama.engines.values())
     alone = llama.engines["a"].submit(prompt[: -250 - ANSWER], ANSWER).result(120)
     assert alone.num_cached_tokens == 0
     assert list(alone.token_ids) == prompt[-250 - ANSWER : -250]
@@ -88,7 +88,7 @@ def test_the_next_turn_finds_at_the_prefiller_what_the_decoder_answered(llama: S
         asked, answered = prompt, decoded.token_ids
         prompt = [*prompt, *answered, *prompt_of(100, seed=51)]
     assert llama.last_read("b", "c").bytes == page_bytes()
-    assert all(reset_prefix_cache(engine) for engine in llama.engines.values())
+    forget_prefixes(*llama.engines.values())
     assert llama.engines["a"].submit(asked, ANSWER).result(120).token_ids == answered
 
 
@@ -125,7 +125,7 @@ def test_of_sliding_windows_only_the_blocks_of_the_last_one_are_moved(gemma: Sha
             assert read.bytes == sum(2 * moved[one] * layer_bytes("gemma3") for one in kinds)
         held = (len(prompt) + ANSWER - 1) // BLOCK * BLOCK
         prompt, before = [*prompt, *answered.token_ids, *prompt_of(250, seed=ord(name))], name
-    assert all(reset_prefix_cache(engine) for engine in gemma.engines.values())
+    forget_prefixes(*gemma.engines.values())
     alone = gemma.engines["a"].submit(prompt[: -250 - ANSWER], ANSWER).result(120)
     assert alone.num_cached_tokens == 0
     assert list(alone.token_ids) == prompt[-250 - ANSWER : -250]

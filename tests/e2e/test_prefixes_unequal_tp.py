@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.daemons import wait_for
 from tests.support.deployments import prompt_of
-from tests.support.engine_calls import reset_prefix_cache
+from tests.support.forgetting import forget_prefixes
 from tests.support.sharing import Sharing, sharing
 from tests.support.tiny_models import MODELS
 
@@ -34,7 +34,7 @@ def test_a_prefix_is_read_whatever_the_number_of_workers(engines: Sharing, holde
     prompt = prompt_of(5 * BLOCK + 60, seed=WORKERS[reader])
     alone = engines.engines[reader].submit(prompt, ANSWER).result(300)
     assert (alone.error, alone.num_cached_tokens) == ("", 0)
-    assert reset_prefix_cache(engines.engines[reader])
+    forget_prefixes(engines.engines[reader])
     assert engines.engines[holder].submit(prompt, 1).result(300).error == ""
     engines.settle()
 
@@ -53,4 +53,4 @@ def test_a_prefix_is_read_whatever_the_number_of_workers(engines: Sharing, holde
     assert {rank for read in reads for rank in read.remote_ranks} == {
         f"tp{rank}" for rank in range(WORKERS[holder])
     }
-    assert all(reset_prefix_cache(engine) for engine in engines.engines.values())
+    forget_prefixes(*engines.engines.values())

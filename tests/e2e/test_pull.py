@@ -17,6 +17,7 @@ from kvd.wire.handshake import GetPeer
 from tests.support.daemons import wait_for
 from tests.support.deployments import HYBRID_BLOCK, prompt_of, transfers_of
 from tests.support.engine_calls import reset_prefix_cache
+from tests.support.forgetting import forget_prefixes
 from tests.support.processor import FLOAT32_STATES
 from tests.support.tiny_models import MODELS
 
@@ -65,7 +66,7 @@ def introduce(deployment: Deployment) -> None:
 def test_llama_decodes_what_another_engine_prefilled(llama: Deployment, tokens: int) -> None:
     prompt = prompt_of(tokens)
     alone = llama.decode.submit(prompt, ANSWER).result(120)
-    assert reset_prefix_cache(llama.decode)
+    forget_prefixes(llama.decode)
     introduce(llama)
 
     asked = llama.ask(prompt, ANSWER)
@@ -86,7 +87,7 @@ def test_llama_decodes_what_another_engine_prefilled(llama: Deployment, tokens: 
 def test_gated_delta_net_hybrid_decodes_what_another_engine_prefilled(gdn: Deployment, tokens: int) -> None:
     prompt = prompt_of(tokens)
     alone = gdn.decode.submit_alone(prompt, ANSWER).result(120)
-    assert reset_prefix_cache(gdn.decode)
+    forget_prefixes(gdn.decode)
 
     asked = gdn.ask(prompt, ANSWER)
 
@@ -107,7 +108,7 @@ def test_a_gated_delta_net_decoder_that_has_the_attention_is_brought_the_state_a
     expected = {}
     for prompt in (first, longer):
         expected[len(prompt)] = gdn.decode.submit_alone(prompt, ANSWER).result(120).token_ids[1:]
-        assert reset_prefix_cache(gdn.decode)
+        forget_prefixes(gdn.decode)
     for prompt, here in ((first, 0), (first, 2), (longer, 2), (longer, 3)):
         # Who computes a prompt in other pieces rounds otherwise.
         wait_for(partial(reset_prefix_cache, gdn.prefill), 60.0)

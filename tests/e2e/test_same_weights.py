@@ -15,7 +15,7 @@ import pytest
 from kvctl.demo import models
 from kvctl.demo.deployment import Deployment, engine_id
 from tests.support.deployments import prompt_of, running, transfers, transfers_of
-from tests.support.engine_calls import reset_prefix_cache
+from tests.support.forgetting import forget_prefixes
 from tests.support.tiny_models import write_model
 
 pytestmark = pytest.mark.e2e
@@ -60,12 +60,12 @@ def engines(deployment: Deployment) -> tuple[str, str]:
 def test_other_weights_under_one_name_are_never_loaded_from(tuned: Deployment) -> None:
     for prompt in PROMPTS:
         alone = tuned.decode.submit(prompt, ANSWER).result(120)
-        assert reset_prefix_cache(tuned.decode)
+        forget_prefixes(tuned.decode)
         asked = tuned.ask(prompt, ANSWER)
         assert asked.decoded.error == ""
         assert asked.decoded.token_ids == alone.token_ids
         assert asked.prefilled.token_ids != alone.token_ids[:1]
-        assert reset_prefix_cache(tuned.decode)
+        forget_prefixes(tuned.decode)
     assert [t for t in transfers(tuned.decode_host) if t.state == "done"] == []
 
 
@@ -86,7 +86,7 @@ def test_the_refusal_names_both_values_and_the_next_step(tuned: Deployment) -> N
 def test_one_model_under_two_names_is_loaded(renamed: Deployment) -> None:
     for prompt in PROMPTS:
         alone = renamed.decode.submit(prompt, ANSWER).result(120)
-        assert reset_prefix_cache(renamed.decode)
+        forget_prefixes(renamed.decode)
         asked = renamed.ask(prompt, ANSWER)
         assert asked.decoded.token_ids == alone.token_ids
         assert [t.state for t in transfers_of(renamed, asked.prefilled)] == ["done"]

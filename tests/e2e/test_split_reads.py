@@ -11,8 +11,8 @@ import pytest
 from kvctl.demo.deployment import Deployment
 from kvd.backends.split_lane import LEAST_BYTES
 from tests.support.deployments import prompt_of, running, transfers_of
-from tests.support.engine_calls import reset_prefix_cache
 from tests.support.engine_pids import engine_pids
+from tests.support.forgetting import forget_prefixes
 from tests.support.tiny_models import MODELS
 
 pytestmark = pytest.mark.e2e
@@ -50,7 +50,7 @@ def test_a_large_load_gives_the_answer_of_one_engine_alone(engines: Deployment) 
     for seed in range(4):  # the first connect, and open the second lane
         prompt = prompt_of(TOKENS, seed)
         alone = engines.decode.submit(prompt, ANSWER).result(120)
-        assert reset_prefix_cache(engines.decode)
+        forget_prefixes(engines.decode)
 
         asked = engines.ask(prompt, ANSWER)
 
@@ -59,6 +59,6 @@ def test_a_large_load_gives_the_answer_of_one_engine_alone(engines: Deployment) 
         (record,) = transfers_of(engines, asked.prefilled)
         assert (record.state, record.tokens) == ("done", TOKENS)
         assert record.bytes > 3 * LEAST_BYTES
-        assert reset_prefix_cache(engines.decode)
+        forget_prefixes(engines.decode)
     if record.backend == "direct":
         assert max(mappings(engines)) == 2

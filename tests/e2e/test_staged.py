@@ -10,7 +10,7 @@ import pytest
 
 from kvctl.demo.deployment import Deployment
 from tests.support.deployments import HYBRID_BLOCK, handed_over, nothing_is_left, prompt_of, running
-from tests.support.engine_calls import reset_prefix_cache
+from tests.support.forgetting import forget_prefixes
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -43,7 +43,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def test_the_decoder_goes_on_where_the_prefiller_ended(pair: Deployment, tokens: int) -> None:
     prompt = prompt_of(tokens)
     alone = pair.decode.submit_alone(prompt, ANSWER).result(200)
-    assert reset_prefix_cache(pair.decode)
+    forget_prefixes(pair.decode)
 
     asked = pair.ask(prompt, ANSWER, timeout=300)
 
@@ -57,7 +57,7 @@ def test_a_prompt_that_the_prefiller_has_cached_is_handed_over_again(pair: Deplo
     prompt = prompt_of(900, seed=3)
     alone = pair.decode.submit_alone(prompt, ANSWER).result(200)
     for _ in range(2):
-        assert reset_prefix_cache(pair.decode)
+        forget_prefixes(pair.decode)
         asked = pair.ask(prompt, ANSWER, timeout=300)
         assert asked.decoded.token_ids == alone.token_ids[1:]
         (record,) = handed_over(pair, asked.handed_over)

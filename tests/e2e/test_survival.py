@@ -16,8 +16,8 @@ from kvd.wire.query import EngineList, EngineRow, GetStatus, KvdStatus, ListEngi
 from kvd.wire.transfer import LedgerRow, ListTransfers, TransferList
 from tests.support.daemons import measured, wait_for
 from tests.support.deployments import prompt_of, running, transfers_of
-from tests.support.engine_calls import reset_prefix_cache
 from tests.support.engine_pids import engine_pids
+from tests.support.forgetting import forget_prefixes
 from tests.support.halting import halted
 from tests.support.started_kvd import start_kvd
 
@@ -51,7 +51,7 @@ def engine_of(host: Kvd, name: str) -> EngineRow:
 def test_a_load_from_a_stopped_prefiller_misses_and_the_answer_is_right(over_tcp: Deployment) -> None:
     prompt = prompt_of(300, seed=1)
     right = over_tcp.decode.submit_alone(prompt, ANSWER).result(120).token_ids[1:]
-    assert reset_prefix_cache(over_tcp.decode)
+    forget_prefixes(over_tcp.decode)
     over_tcp.ask(prompt_of(200, seed=2), ANSWER)  # the pair knows each other
     prefilled = over_tcp.prefill.submit(prompt, 1, PREFILL_PARAMS).result(120)
     with halted(engine_pids(over_tcp.prefill).executing):
@@ -83,7 +83,7 @@ def _loaded(deployment: Deployment, prompt: list[int]) -> tuple[str, str]:
 
 def _alone(deployment: Deployment, prompt: list[int]) -> tuple[int, ...]:
     """What the decoder computes for the whole prompt by itself, as it does after a miss."""
-    assert reset_prefix_cache(deployment.decode)
+    forget_prefixes(deployment.decode)
     return deployment.decode.submit(prompt, ANSWER).result(120).token_ids
 
 
@@ -123,7 +123,7 @@ def test_a_killed_worker_is_seen_and_its_leases_end(over_tcp: Deployment) -> Non
     """Last of this module: the prefiller does not come back."""
     prompt = prompt_of(220, seed=7)
     right = _alone(over_tcp, prompt)
-    assert reset_prefix_cache(over_tcp.decode)
+    forget_prefixes(over_tcp.decode)
     prefilled = over_tcp.prefill.submit(prompt, 1, PREFILL_PARAMS).result(120)
     host = over_tcp.prefill_host
     wait_for(lambda: engine_of(host, "prefill-engine").leases == 1)
