@@ -81,6 +81,7 @@ def _cell(fleet: Fleet, pair: Pair, mode: Mode, cell: ServingCell, number: int, 
         fleet.report.note(
             "served",
             **{**said, "tokens": one.planned.tokens},
+            pair=pair.spec.name,
             cell=cell.name,
             rate=cell.rate,
             round=number,

@@ -211,14 +211,17 @@ def _middle(lines: Sequence[Line], value: Callable[[Line], float]) -> float | No
 
 
 def _rates(lines: Sequence[Line]) -> tuple[str, str, str]:
-    """Requests, tokens and good requests a second, medians of the rounds; of requests one at a time nothing."""
+    """Requests, tokens and good requests a second, medians of the turns; of requests one at a time nothing.
+
+    Each pair has a turn in each round, and others have theirs between these.
+    """
     if not lines[0]["rate"]:
         return "", "", ""
-    rounds: dict[int, list[Line]] = {}
+    turns: dict[tuple[int, str], list[Line]] = {}
     for line in _right(lines):
-        rounds.setdefault(line["round"], []).append(line)
+        turns.setdefault((line["round"], line.get("pair", "")), []).append(line)
     found = []
-    for some in rounds.values():
+    for some in turns.values():
         took = max(line["sent"] + line["decode"]["last"] for line in some) - min(
             line["sent"] for line in some
         )

@@ -269,6 +269,14 @@ def test_a_cell_in_which_time_ended_does_not_count_where_another_round_of_it_doe
     assert [row[6] for row in cells_of(tables.serving(first[:3]))] == ["1", "1", "1"]
 
 
+def test_each_pairs_turn_has_a_rate_of_its_own() -> None:
+    """Between the turns of two pairs of one way others have theirs."""
+    turns = [(pair, start + 0.08 * n) for pair, start in (("one", 0.0), ("other", 500.0)) for n in range(4)]
+    lines = [line("direct", 0.010, pair=pair, sent=sent) for pair, sent in turns]
+    (row,) = cells_of(tables.serving(lines))
+    assert row[11] == "12.5", "4 requests within 0.32 s"
+
+
 def test_goodput_counts_requests_that_met_both_targets() -> None:
     late, slow = line("direct", 0.5), line("direct", 0.010, between=[0.050] * 3)
     lines = [line("direct", 0.010), late, slow]

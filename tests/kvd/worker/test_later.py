@@ -46,11 +46,11 @@ def test_work_is_done_later_on_another_thread(works: Later) -> None:
     assert (at >= began + LATER_SECONDS, thread) == (True, "kvd-later")
 
 
-@given(st.floats(0.0, 1e7))
-def test_what_is_put_off_by_many_is_due_at_the_same_times(now: float) -> None:
+@given(st.floats(0.0, 1e7), st.floats(0.0, 1.0))
+def test_what_is_put_off_by_many_is_due_at_the_same_times(now: float, share: float) -> None:
     due = together(now)
     assert LATER_SECONDS - 1e-6 <= due - now <= LATER_SECONDS + TOGETHER_SECONDS + 1e-6
-    assert due / TOGETHER_SECONDS == pytest.approx(round(due / TOGETHER_SECONDS))
+    assert together(now + share * (due - LATER_SECONDS - 1e-6 - now)) == due
 
 
 class Looks:
@@ -77,9 +77,7 @@ def test_work_waits_while_one_step_follows_the_other(works: Later, monkeypatch: 
     assert looks.count == 3
 
 
-def test_work_does_not_wait_for_ever_for_an_engine_that_never_rests(
-    works: Later,
-) -> None:
+def test_work_does_not_wait_for_ever_for_an_engine_that_never_rests(works: Later) -> None:
     done = threading.Event()
     works.stepped = math.inf
     began = time.monotonic()
@@ -99,11 +97,7 @@ NOW = 1000.0
         ((0.1, 0.05), NOW - 0.001, 0),
         ((PUT_OFF_SECONDS, 0.05), NOW - 0.001, 2),
         ((PUT_OFF_SECONDS,) * (AT_ONCE + 9), NOW - 0.001, AT_ONCE),
-        (
-            (PUT_OFF_SECONDS,) * 4 * AT_ONCE,
-            NOW - 0.001,
-            2 * AT_ONCE,
-        ),  # however many come, none waits for ever
+        ((PUT_OFF_SECONDS,) * 4 * AT_ONCE, NOW - 0.001, 2 * AT_ONCE),  # however many come, all are done
         ((PUT_OFF_SECONDS,) * (AT_ONCE + 9), 0.0, AT_ONCE + 9),
     ],
 )
@@ -232,18 +226,28 @@ def test_a_worker_that_ends_writes_all_down(monkeypatch: pytest.MonkeyPatch) -> 
     assert [record.state for record in rig.records()] == ["done"]
 
 
-def test_the_records_of_several_loads_go_to_kvd_in_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+def written_down(monkeypatch: pytest.MonkeyPatch, *, loads: int) -> Rig:
+    """A worker that has written down so many loads together."""
     monkeypatch.setattr(later, "LATER_SECONDS", 3600.0)
-    monkeypatch.setattr(ends, "MOST_TOLD", 2)
     rig = Rig()
     rig.script.push(ready(rig.card))
-    for number in range(3):
+    for number in range(loads):
         rig.start(order(prefill(((5, 6),)), (2, 9), request_id=f"d-{number}"))
         rig.results()
     assert rig.records() == []
     rig.decoder.start(StepOrders(idle=True))
-    told = [[record.request_id for record in report.records] for report in rig.script.told(ReportTransfers)]
-    assert told == [["d-0", "d-1"], ["d-2"]]
+    return rig
+
+
+def told_of(rig: Rig) -> list[list[str]]:
+    """The requests of each message."""
+    return [[record.request_id for record in report.records] for report in rig.script.told(ReportTransfers)]
+
+
+def test_the_records_of_several_loads_go_to_kvd_in_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ends, "MOST_TOLD", 2)
+    rig = written_down(monkeypatch, loads=3)
+    assert told_of(rig) == [["d-0", "d-1"], ["d-2"]]
     rig.close()
 
 
@@ -255,15 +259,8 @@ def test_the_records_of_several_loads_go_to_kvd_in_one_message(monkeypatch: pyte
 def test_where_several_records_are_refused_each_is_told_by_itself(
     monkeypatch: pytest.MonkeyPatch, why: Exception
 ) -> None:
-    monkeypatch.setattr(later, "LATER_SECONDS", 3600.0)
-    rig = Rig()
-    rig.script.push(ready(rig.card))
-    for number in range(2):
-        rig.start(order(prefill(((5, 6),)), (2, 9), request_id=f"d-{number}"))
-        rig.results()
-    rig.decoder.start(StepOrders(idle=True))
+    rig = written_down(monkeypatch, loads=2)
     (report,) = (one for one in rig.script.delivered if isinstance(one.message, ReportTransfers))
     report.future.set_exception(why)
-    told = [[record.request_id for record in report.records] for report in rig.script.told(ReportTransfers)]
-    assert told == [["d-0", "d-1"], ["d-0"], ["d-1"]]
+    assert told_of(rig) == [["d-0", "d-1"], ["d-0"], ["d-1"]]
     rig.close()
