@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvctl.demo.kinds import Gains, TinyModel
-from kvctl.demo.models import write_model
+from kvctl.demo.kinds import SHARED, Gains, TinyModel
+from kvctl.demo.models import write_model, write_tokenizer
 from tests.support.tiny_models import MODELS
 
 MOST_TOKENS = 65536
 """Positions that the models for GPUs know."""
+MADE_UP = {"load_format": "dummy"}
+"""vLLM's argument for a model whose weights are too large to be written: each engine makes up the same ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,25 @@ def of_device(device: str) -> dict[str, Kind]:
 
 def write(kind: Kind, folder: Path) -> Path:
     """Write a kind's model below ``folder`` unless it is there; its own folder."""
-    return write_model((MODELS | _GPU_MODELS)[kind.model], folder)
+    model = (MODELS | _GPU_MODELS)[kind.model]
+    return write_without_weights(model, folder) if kind.arguments == MADE_UP else write_model(model, folder)
+
+
+def write_without_weights(model: TinyModel, folder: Path) -> Path:
+    """Write a model's configuration and tokenizer for engines that are started with `MADE_UP`; its own folder."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    import torch
+    import transformers
+
+    path = folder / model.name
+    config = getattr(transformers, model.architecture)(**(SHARED | model.config))
+    with torch.device("meta"):
+        config.architectures = [type(transformers.AutoModelForCausalLM.from_config(config)).__name__]
+    config.save_pretrained(path)
+    written = path / "config.json"
+    written.write_text(json.dumps(json.loads(written.read_text()) | {"dtype": model.dtype}, indent=2) + "\n")
+    write_tokenizer(path)
+    return path
 
 
 def _gpu(name: str, like: str, config: dict[str, Any], gains: Gains | None = None) -> TinyModel:
@@ -56,18 +78,22 @@ def _gpu(name: str, like: str, config: dict[str, Any], gains: Gains | None = Non
     )
 
 
+_DENSE = {
+    "hidden_size": 2048,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+}
+
 _GPU_LIST = (
+    _gpu("gpu-dense", "qwen3", _DENSE),
+    # As wide as Llama-3.1-8B, with half its layers: a prefill takes the GPU longer than its launches take the CPU.
     _gpu(
-        "gpu-dense",
+        "gpu-wide",
         "qwen3",
-        {
-            "hidden_size": 2048,
-            "intermediate_size": 4096,
-            "num_hidden_layers": 16,
-            "num_attention_heads": 16,
-            "num_key_value_heads": 8,
-            "head_dim": 128,
-        },
+        _DENSE | {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32},
     ),
     _gpu("gpu-gemma3", "gemma3", {"sliding_window": 512}),
     _gpu(
@@ -90,6 +116,7 @@ _GPU_MODELS = {model.name: model for model in _GPU_LIST}
 
 _GPU = (
     Kind("dense", "gpu-dense", "bfloat16", 1 << 16),
+    Kind("wide", "gpu-wide", "bfloat16", 1 << 16, arguments=MADE_UP),
     Kind("gemma3", "gpu-gemma3", "bfloat16", 3 << 10, several_groups=True),
     Kind("mla", "gpu-mla", "bfloat16", 3456),
     # The same with other attention kernels than vLLM takes by itself.
@@ -100,6 +127,7 @@ _GPU = (
 )
 _CPU = (
     Kind("dense", "qwen3", "float32", 1536),
+    Kind("wide", "qwen3", "float32", 1536),
     Kind("gemma3", "gemma3", "float32", 6 << 10, several_groups=True),
     Kind("mla", "deepseek-v2", "float32", 7 << 10),
     Kind("gdn", "qwen3.5-gdn", "bfloat16", 16 << 10, True),

@@ -99,6 +99,17 @@ DENSE = {
     ),
     "cpu": (one_at_a_time(64, 2), at_rate(128, 2, 1.0), mixed(((32, 0.7), (64, 0.25), (128, 0.05)), 4, 1.0)),
 }
+WIDE = {
+    "cuda": (
+        one_at_a_time(512, 8),
+        one_at_a_time(4096, 8),
+        one_at_a_time(16000, 4),
+        at_rate(4096, 5, 2.4),
+        at_rate(4096, 12, 2.5),
+        at_rate(4096, 30, 1.5),
+    ),
+    "cpu": (one_at_a_time(64, 2), at_rate(128, 2, 1.0)),
+}
 HYBRID = {
     "cuda": (one_at_a_time(4096, 8), at_rate(4096, 30, 2.0)),
     "cpu": (one_at_a_time(64, 2), at_rate(64, 2, 1.0)),

@@ -11,7 +11,7 @@ from benchmarks.gpu.asking import Mode
 from benchmarks.gpu.fleet import FIRST_RUNNER, JOINED, Fleet, Pair, PairSpec
 from benchmarks.gpu.waves import Stage
 from benchmarks.serving.bench_serve import bench_serve
-from benchmarks.serving.cells import DENSE, HYBRID
+from benchmarks.serving.cells import DENSE, HYBRID, WIDE, ServingCell
 from benchmarks.serving.measuring import measure
 
 ROUNDS = 3
@@ -30,14 +30,16 @@ DEPLOYED: dict[str, Any] = {
 }
 
 
-def serve(fleet: Fleet, running: Sequence[Pair], hybrid: bool) -> dict[str, list[str]]:
+def serve(
+    fleet: Fleet, running: Sequence[Pair], of_devices: Mapping[str, Sequence[ServingCell]]
+) -> dict[str, list[str]]:
     """All cells of this device; on hybrids engines for pushes also pull, since their memory is the same."""
 
     def modes(pair: Pair) -> Sequence[Mode]:
-        return ("pull", "push") if hybrid and pair.spec.way == "direct" else (pair.spec.mode,)
+        both = pair.spec.kind == "gdn" and pair.spec.way == "direct"
+        return ("pull", "push") if both else (pair.spec.mode,)
 
-    cells = (HYBRID if hybrid else DENSE)[fleet.device]
-    return measure(fleet, running, cells, modes, _rounds(fleet))
+    return measure(fleet, running, of_devices[fleet.device], modes, _rounds(fleet))
 
 
 def _rounds(fleet: Fleet) -> int:
@@ -75,6 +77,20 @@ def _dense(fleet: Fleet) -> list[PairSpec]:
     )
 
 
+def _wide(fleet: Fleet) -> list[PairSpec]:
+    """The ways of the dense model that matter most: an engine of this one takes 15 GB of its GPU."""
+    longest = max(cell.longest for cell in WIDE[fleet.device])
+    block = fleet.sizes.blocks[0]
+    spec = functools.partial(_spec, fleet, "wide", longest, 5.0, block=block, env=FIRST_RUNNER)
+    return _several(
+        fleet,
+        spec(way="direct", mode="pull"),
+        spec(way="stock-nixl", mode="pull", options=JOINED),
+        spec(way="direct", mode="push"),
+        spec(way="none", mode="pull"),
+    )
+
+
 def _several(fleet: Fleet, *specs: PairSpec) -> list[PairSpec]:
     """As many pairs of each as are wanted: engines that are started alike differ by up to a fifth."""
     return [
@@ -105,7 +121,19 @@ def as_users_do(fleet: Fleet, _: Sequence[Pair]) -> Mapping[str, Sequence[str]]:
 
 
 STAGES = (
-    Stage("serve-gdn", _hybrid, together=functools.partial(serve, hybrid=True), seconds=90.0, least=100.0),
-    Stage("serve-dense", _dense, together=functools.partial(serve, hybrid=False), seconds=400.0, least=100.0),
+    Stage(
+        "serve-gdn", _hybrid, together=functools.partial(serve, of_devices=HYBRID), seconds=90.0, least=100.0
+    ),
+    Stage(
+        "serve-dense", _dense, together=functools.partial(serve, of_devices=DENSE), seconds=400.0, least=100.0
+    ),
+    Stage(
+        "serve-wide",
+        _wide,
+        together=functools.partial(serve, of_devices=WIDE),
+        seconds=300.0,
+        least=120.0,
+        usual=False,
+    ),
     Stage("bench-serve", lambda _: (), together=as_users_do, seconds=400.0, least=120.0, usual=False),
 )

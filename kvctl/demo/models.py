@@ -59,7 +59,7 @@ def write_model(model: TinyModel, folder: Path) -> Path:
     config_file = path / "config.json"
     written = json.loads(config_file.read_text())
     config_file.write_text(json.dumps(written | {"dtype": model.dtype}, indent=2) + "\n")
-    _write_tokenizer(path)
+    write_tokenizer(path)
     mark.write_text(contents)
     return path
 
@@ -109,7 +109,7 @@ def _gain(owner: str, gains: Gains) -> float:
             return gains.mlp
 
 
-def _write_tokenizer(path: Path) -> None:
+def write_tokenizer(path: Path) -> None:
     """A tokenizer of single bytes, filled up to the vocabulary's size with names that no text contains."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
