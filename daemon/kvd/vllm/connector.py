@@ -274,7 +274,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
     def get_kv_connector_stats(self) -> KvdTransferStats | None:
         """What became of transfers since the last step, as far as this half knows."""
         half = self._worker or self._scheduler
-        return transfer_stats(half.tally) if half is not None else None
+        return transfer_stats(half.tally) if half is not None and half.tally.any else None
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KvdTransferStats:

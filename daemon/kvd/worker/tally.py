@@ -43,10 +43,13 @@ class TransferTally:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counted = Counted()
+        self.any = False
+        """Whether there may be something to take; each step looks."""
 
     def note(self, record: TransferRecord) -> None:
         """A transfer ended."""
         with self._lock:
+            self.any = True
             if record.state == "miss":
                 self._counted.failed += record.code not in NOBODYS_FAILURE
             elif len(self._counted.moved) < MOST_KEPT:
@@ -55,16 +58,14 @@ class TransferTally:
     def expire(self, count: int = 1) -> None:
         """Leases ended by their time."""
         with self._lock:
+            self.any = True
             self._counted.expired += count
 
     def take(self) -> Counted | None:
         """What there is since the last time; None where that is nothing."""
-        counted = self._counted
-        if not (counted.moved or counted.failed or counted.expired):
-            return None
         with self._lock:
-            counted, self._counted = self._counted, Counted()
-        return counted
+            counted, self._counted, self.any = self._counted, Counted(), False
+        return counted if counted.moved or counted.failed or counted.expired else None
 
 
 def _moved(record: TransferRecord) -> MovedPart:

@@ -94,8 +94,7 @@ class WorkerHalf:
         """
         self._memory = memory
         self.settings = settings
-        self.engine = engine
-        self.geometry = geometry
+        self.engine, self.geometry = engine, geometry
         self.incarnation = uuid.uuid4().hex
         self.topology = TransferTopology(engine_geometry(engine, geometry, siblings), geometry.rank)
         """Every remote engine that this worker knows."""
@@ -155,7 +154,8 @@ class WorkerHalf:
         self._summing.begin(orders)
         self._staging = orders.stage
         self._ends.step(idle=orders.idle)
-        self._order_loads(orders)
+        if orders.loads or orders.answered or orders.dropped:
+            self._order_loads(orders)
         self.in_step.join()
         for request_id, fault in orders.faults:
             self._fail(request_id, fault)
@@ -204,7 +204,8 @@ class WorkerHalf:
 
     def _look(self, wait: float) -> None:
         """Take note of what ended, also of loads whose name another one has by now."""
-        self._note(self._ends.take(wait if self.loads.begun and not self._reporting.waits else 0.0))
+        if (wait := wait if self.loads.begun and not self._reporting.waits else 0.0) or self._ends.any:
+            self._note(self._ends.take(wait))
 
     def outcomes(self) -> StepOutcomes | None:
         """Causes for the scheduler's half, of what `results` reported, and what peers' reads cost. Clears them."""

@@ -38,6 +38,8 @@ class Sampling:
 
     def take(self, output: VllmStep | None) -> SumOrders:
         """Prompts that the coming step computes to their end, and names of those that nobody will ask for."""
+        if not self._names and not self._dropped:
+            return SumOrders()
         orders = [SumOrder(self._names[found.request_id], *found) for found in self._prefills.take(output)]
         dropped, self._dropped = self._dropped, []
         return SumOrders(orders, dropped)
