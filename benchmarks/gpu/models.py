@@ -43,9 +43,10 @@ def of_device(device: str) -> dict[str, Kind]:
 
 
 def write(kind: Kind, folder: Path) -> Path:
-    """Write a kind's model below ``folder`` unless it is there; its own folder."""
+    """Write a kind's model below ``folder``, with its weights unless vLLM is to make them up; its own folder."""
     model = (MODELS | _GPU_MODELS)[kind.model]
-    return write_without_weights(model, folder) if kind.arguments == MADE_UP else write_model(model, folder)
+    made_up = kind.arguments.items() >= MADE_UP.items()
+    return write_without_weights(model, folder) if made_up else write_model(model, folder)
 
 
 def write_without_weights(model: TinyModel, folder: Path) -> Path:

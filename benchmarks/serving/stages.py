@@ -31,7 +31,7 @@ DEPLOYED: dict[str, Any] = {
 
 
 def serve(
-    fleet: Fleet, running: Sequence[Pair], of_devices: Mapping[str, Sequence[ServingCell]]
+    fleet: Fleet, running: Sequence[Pair], cells_of: Mapping[str, Sequence[ServingCell]]
 ) -> dict[str, list[str]]:
     """All cells of this device; on hybrids engines for pushes also pull, since their memory is the same."""
 
@@ -39,7 +39,7 @@ def serve(
         both = pair.spec.kind == "gdn" and pair.spec.way == "direct"
         return ("pull", "push") if both else (pair.spec.mode,)
 
-    return measure(fleet, running, of_devices[fleet.device], modes, _rounds(fleet))
+    return measure(fleet, running, cells_of[fleet.device], modes, _rounds(fleet))
 
 
 def _rounds(fleet: Fleet) -> int:
@@ -122,15 +122,15 @@ def as_users_do(fleet: Fleet, _: Sequence[Pair]) -> Mapping[str, Sequence[str]]:
 
 STAGES = (
     Stage(
-        "serve-gdn", _hybrid, together=functools.partial(serve, of_devices=HYBRID), seconds=90.0, least=100.0
+        "serve-gdn", _hybrid, together=functools.partial(serve, cells_of=HYBRID), seconds=90.0, least=100.0
     ),
     Stage(
-        "serve-dense", _dense, together=functools.partial(serve, of_devices=DENSE), seconds=400.0, least=100.0
+        "serve-dense", _dense, together=functools.partial(serve, cells_of=DENSE), seconds=400.0, least=100.0
     ),
     Stage(
         "serve-wide",
         _wide,
-        together=functools.partial(serve, of_devices=WIDE),
+        together=functools.partial(serve, cells_of=WIDE),
         seconds=300.0,
         least=120.0,
         usual=False,

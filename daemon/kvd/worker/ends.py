@@ -30,8 +30,6 @@ from kvd.worker.tally import TransferTally
 
 log = logger(__name__)
 
-TOKENS_OUT_SECONDS = 0.01
-"""By then the tokens of a step are on their way, for which another thread needs Python's lock."""
 MOST_TOLD = 16
 """Records in a message, of 150 KB each at most: kvd takes 4 MiB."""
 
@@ -66,12 +64,6 @@ class LoadEnds:
         self._checked = CheckedReads(session)
         self._written: deque[tuple[str, TransferRecord]] = deque()
         self._later = Later(self._deliver)
-        self._computed = 0.0
-
-    @property
-    def any(self) -> bool:
-        """Whether a load has ended since `take` was last asked."""
-        return not self._ended.empty()
 
     def take(self, wait: float = 0.0) -> Iterator[Load]:
         """Loads that ended since this was last asked; the first is waited for so many seconds."""
@@ -119,11 +111,9 @@ class LoadEnds:
             report()
 
     def step(self, *, idle: bool) -> None:
-        """A step begins. If it computes nothing, as none did lately, it has no use for this thread: write all down."""
-        now = self._later.stepped = time.monotonic()
-        if not idle:
-            self._computed = now
-        elif now - self._computed >= TOKENS_OUT_SECONDS:
+        """A step begins. What has ended is written down if that computes nothing: it has no use for this thread."""
+        self._later.stepped = time.monotonic()
+        if idle:
             self._later.flush()
 
     def close(self, until: float) -> None:

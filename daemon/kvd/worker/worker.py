@@ -94,7 +94,8 @@ class WorkerHalf:
         """
         self._memory = memory
         self.settings = settings
-        self.engine, self.geometry = engine, geometry
+        self.engine = engine
+        self.geometry = geometry
         self.incarnation = uuid.uuid4().hex
         self.topology = TransferTopology(engine_geometry(engine, geometry, siblings), geometry.rank)
         """Every remote engine that this worker knows."""
@@ -204,8 +205,7 @@ class WorkerHalf:
 
     def _look(self, wait: float) -> None:
         """Take note of what ended, also of loads whose name another one has by now."""
-        if (wait := wait if self.loads.begun and not self._reporting.waits else 0.0) or self._ends.any:
-            self._note(self._ends.take(wait))
+        self._note(self._ends.take(wait if self.loads.begun and not self._reporting.waits else 0.0))
 
     def outcomes(self) -> StepOutcomes | None:
         """Causes for the scheduler's half, of what `results` reported, and what peers' reads cost. Clears them."""

@@ -205,9 +205,6 @@ def test_a_load_is_written_down_by_a_step_that_computes_nothing_as_it_was_report
     rig.decoder.start(StepOrders())
     assert (rig.records(), rig.decoder.tally.take()) == ([], None), "a step that computes has no time for it"
     rig.decoder.start(StepOrders(idle=True))
-    assert rig.records() == [], "the tokens of the step before it are not out yet"
-    time.sleep(ends.TOKENS_OUT_SECONDS)
-    rig.decoder.start(StepOrders(idle=True))
     (record,) = rig.records()
     began = told - record.moments["reported"]
     assert record.moments["queued"] <= 0 < record.moments["reported"]
@@ -232,7 +229,6 @@ def test_a_worker_that_ends_writes_all_down(monkeypatch: pytest.MonkeyPatch) -> 
 def written_down(monkeypatch: pytest.MonkeyPatch, *, loads: int) -> Rig:
     """A worker that has written down so many loads together."""
     monkeypatch.setattr(later, "LATER_SECONDS", 3600.0)
-    monkeypatch.setattr(ends, "TOKENS_OUT_SECONDS", 0.0)
     rig = Rig()
     rig.script.push(ready(rig.card))
     for number in range(loads):

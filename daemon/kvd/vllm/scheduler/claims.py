@@ -259,7 +259,7 @@ class Claims:
         if self._beside:
             self._look_at_all_beside(now)
         for claim in self._claims.values():
-            if claim.state is not ClaimState.WAITING:  # not asked by name: each step looks at all requests
+            if claim.state is not ClaimState.WAITING:
                 continue
             if claim.request_id in scheduled:
                 unused.append(claim)

@@ -213,6 +213,7 @@ def test_keys_come_from_the_list_alone_and_another_key_in_etcd_is_told_once() ->
         server.put("other", json.dumps({"address": f"127.0.0.1:{other.daemon.port}", "key": lie}))
         one.daemon.start()
         wait_for(lambda: membership(one.daemon).other_key == 1)
+        wait_for(lambda: "is expected here" in one.daemon.log)  # it is read from a pipe, by another thread
         [line] = [line for line in one.daemon.log.splitlines() if "is expected here" in line]
         assert lie in line
         assert other.pair.public.decode() in line
