@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,19 +49,23 @@ def write(kind: Kind, folder: Path) -> Path:
 
 
 def write_without_weights(model: TinyModel, folder: Path) -> Path:
-    """Write a model's configuration and tokenizer for engines that are started with `MADE_UP`; its own folder."""
+    """Write a model's configuration and tokenizer for engines with `MADE_UP` unless they are there; its own folder.
+
+    The configuration comes last: where it stands all does, and other engines may read it.
+    """
+    path = folder / model.name
+    if (path / "config.json").exists():
+        return path
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     import torch
     import transformers
 
-    path = folder / model.name
     config = getattr(transformers, model.architecture)(**(SHARED | model.config))
     with torch.device("meta"):
         config.architectures = [type(transformers.AutoModelForCausalLM.from_config(config)).__name__]
-    config.save_pretrained(path)
-    written = path / "config.json"
-    written.write_text(json.dumps(json.loads(written.read_text()) | {"dtype": model.dtype}, indent=2) + "\n")
+    config.dtype = getattr(torch, model.dtype)
     write_tokenizer(path)
+    config.save_pretrained(path)
     return path
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.gpu.asking import Mode
@@ -61,9 +61,7 @@ def _spec(fleet: Fleet, kind: str, longest: int, room: float, **what: Any) -> Pa
 
 def _dense(fleet: Fleet) -> list[PairSpec]:
     """Pulls and stock NIXL once with all layers of a block together, pushes and the others with a memory for each."""
-    longest = max(cell.longest for cell in DENSE[fleet.device])
-    block = fleet.sizes.blocks[0]
-    spec = functools.partial(_spec, fleet, "dense", longest, 5.0, block=block, env=FIRST_RUNNER)
+    spec = _attending(fleet, "dense", DENSE)
     return _several(
         fleet,
         spec(way="direct", mode="pull"),
@@ -79,9 +77,7 @@ def _dense(fleet: Fleet) -> list[PairSpec]:
 
 def _wide(fleet: Fleet) -> list[PairSpec]:
     """The ways of the dense model that matter most: an engine of this one takes 15 GB of its GPU."""
-    longest = max(cell.longest for cell in WIDE[fleet.device])
-    block = fleet.sizes.blocks[0]
-    spec = functools.partial(_spec, fleet, "wide", longest, 5.0, block=block, env=FIRST_RUNNER)
+    spec = _attending(fleet, "wide", WIDE)
     return _several(
         fleet,
         spec(way="direct", mode="pull"),
@@ -89,6 +85,15 @@ def _wide(fleet: Fleet) -> list[PairSpec]:
         spec(way="direct", mode="push"),
         spec(way="none", mode="pull"),
     )
+
+
+def _attending(
+    fleet: Fleet, kind: str, cells_of: Mapping[str, Sequence[ServingCell]]
+) -> Callable[..., PairSpec]:
+    """Makes pairs of a model that has attention alone, with room for five of its longest prompts."""
+    longest = max(cell.longest for cell in cells_of[fleet.device])
+    block = fleet.sizes.blocks[0]
+    return functools.partial(_spec, fleet, kind, longest, 5.0, block=block, env=FIRST_RUNNER)
 
 
 def _several(fleet: Fleet, *specs: PairSpec) -> list[PairSpec]:

@@ -102,7 +102,7 @@ class Reporting:
         """The outcomes of what `tell` told, with the ``read_cost`` since the last ones. Clears them."""
         outcomes = self._outcomes
         outcomes.read_cost += read_cost
-        if outcomes.loads or outcomes.read_cost:
+        if outcomes:
             self._outcomes = StepOutcomes()
         return outcomes
 

@@ -259,7 +259,7 @@ class Claims:
         if self._beside:
             self._look_at_all_beside(now)
         for claim in self._claims.values():
-            if claim.state is not ClaimState.WAITING:
+            if not claim.waiting:
                 continue
             if claim.request_id in scheduled:
                 unused.append(claim)
